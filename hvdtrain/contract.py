@@ -1,0 +1,44 @@
+"""What launcher and workers agree on: names of environment variables and of files in the run directory.
+
+Imported by both houses (see docs/architecture.md), so it imports nothing. A worker must be able to load it with
+the standard library alone.
+"""
+
+from __future__ import annotations
+
+# --- environment of every worker -------------------------------------------------------------------------------
+# Path of the supervisor's Unix socket. Absent when the command of `--dry-run` was pasted into a shell.
+CHANNEL = "HVDTRAIN_CHANNEL"
+# Absolute path of the run directory.
+RUN_DIRECTORY = "HVDTRAIN_RUN_DIRECTORY"
+# Number of this start of the job, from 0.
+ATTEMPT = "HVDTRAIN_ATTEMPT"
+# A task job's `module:Class`, and its options and training settings as JSON objects.
+TASK = "HVDTRAIN_TASK"
+OPTIONS = "HVDTRAIN_OPTIONS"
+SETTINGS = "HVDTRAIN_SETTINGS"
+
+# --- run directory -------------------------------------------------------------------------------------------------
+JOB_FILE = "job.yaml"
+PLAN_FILE = "plan.json"
+METRICS_FILE = "metrics.jsonl"
+LOGS = "logs"
+CHECKPOINTS = "checkpoints"
+
+# --- exit status of `hvdtrain.train` for a task or options that can't be used; the launcher ends with 2 -------------
+BAD_TASK_STATUS = 72
+
+
+def attempt_logs(attempt: int) -> str:
+    """Folder of an attempt's logs, relative to the run directory."""
+    return f"{LOGS}/attempt-{attempt}"
+
+
+def rank_log(rank: int) -> str:
+    """Name of a rank's log in its attempt's folder."""
+    return f"rank-{rank:05d}.log"
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder of a checkpoint in ``checkpoints/``; sorts by step."""
+    return f"step-{step:010d}"

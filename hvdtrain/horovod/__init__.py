@@ -1,0 +1,1 @@
+"""Building, installing and checking Horovod itself."""

@@ -1,0 +1,1 @@
+"""From spec, hosts and facts to a `LaunchPlan`. Pure: no process, no file, no clock."""

@@ -1,0 +1,1 @@
+"""Owns every process of a run, its output and its run directory."""

@@ -1,0 +1,1 @@
+"""Training tasks on Horovod: protocol, loop, sharding, schedule, checkpoints."""

@@ -1,0 +1,1 @@
+"""The Keras 3 backend, on TensorFlow."""

@@ -1,0 +1,1 @@
+"""Runs around the command of every rank. Standard library only."""
