@@ -1,0 +1,79 @@
+"""``hvdtrain launch``: run a training job from its spec."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hvdtrain.hosts.resolve import default_slots, resolve_hosts
+from hvdtrain.plan.plan import make_plan
+from hvdtrain.plan.render import render
+from hvdtrain.spec.loader import load_spec, resolved_yaml
+from hvdtrain.supervise.facts import gather_facts
+from hvdtrain.supervise.run_directory import RunDirectory
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option(
+    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key of the spec: --set options.lr=0.1"
+)
+@click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8")
+@click.option("--hostfile", type=click.Path(path_type=Path), help="Hostfile in place of the spec's hosts.")
+@click.option("--include", metavar="HOSTS", multiple=True, help="Use only these hosts.")
+@click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
+@click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N.")
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    envvar="HVDTRAIN_RUNS",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of the run directories.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the plan and the exact command, and start nothing.")
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of --dry-run."
+)
+def command(
+    job: Path,
+    overrides: tuple[str, ...],
+    hosts: str | None,
+    hostfile: Path | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    processes: int | None,
+    runs: Path,
+    dry_run: bool,
+    output_format: str,
+) -> int:
+    """Run the training job that JOB, a YAML file, describes.
+
+    Exit status: 0 done, 2 spec or hostfile, 3 can't start, 4 training failed, 5 processes lost,
+    130/143 stopped by SIGINT/SIGTERM.
+    """
+    if output_format == "json" and not dry_run:
+        raise click.UsageError("--format json shows a plan: it goes with --dry-run")
+    if processes is not None:
+        overrides = (*overrides, f"processes={processes}")
+    spec = load_spec(job, overrides)
+    where = resolve_hosts(
+        spec.hosts,
+        hosts_option=hosts,
+        hostfile_option=hostfile,
+        include=include,
+        exclude=exclude,
+        default_slots=default_slots(),
+    )
+    directory = RunDirectory.choose(runs, spec.name)
+    plan = make_plan(spec, where, gather_facts(), directory.path)
+    if dry_run:
+        click.echo(render(plan) if output_format == "text" else json.dumps(plan.to_json(), indent=2))
+        return 0
+
+    from hvdtrain.supervise.launch import launch
+
+    return launch(spec, plan, directory, resolved_yaml(spec))

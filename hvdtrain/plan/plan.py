@@ -1,0 +1,142 @@
+"""`LaunchPlan`: everything about a launch that is decided before a process starts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain import contract
+from hvdtrain.hosts.models import Host
+from hvdtrain.plan.controller import choose_controller
+from hvdtrain.plan.environment import check_secrets, worker_environment
+from hvdtrain.plan.facts import Facts
+from hvdtrain.plan.placement import Placement, place, workers_per_host
+from hvdtrain.spec.models import HorovodSettings, JobSpec
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A launch, ready to be run or shown.
+
+    Attributes:
+        name: the job's name.
+        controller: ``mpi`` or ``gloo``.
+        argv: horovodrun's arguments, from its own path on.
+        environment: variables of horovodrun and of every worker; no secrets.
+        secrets: names of the variables that reach the workers over the channel alone.
+        directory: the workers' working directory.
+        run_directory: where the run keeps its files.
+        placements: one per rank, in order.
+        reasons: what was decided and why, one sentence each.
+    """
+
+    name: str
+    controller: str
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    secrets: tuple[str, ...]
+    directory: str
+    run_directory: str
+    placements: tuple[Placement, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the hosts that have a worker, in order."""
+        return tuple(dict.fromkeys(placement.host for placement in self.placements))
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain data, for ``--format json`` and ``plan.json``."""
+        return {
+            **asdict(self),
+            "argv": list(self.argv),
+            "secrets": list(self.secrets),
+            "reasons": list(self.reasons),
+            "placements": [asdict(placement) for placement in self.placements],
+        }
+
+
+def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory: Path) -> LaunchPlan:
+    """From spec, hosts and facts to the launch. Pure: the same input gives the same plan.
+
+    Raises:
+        UsageError: more processes than slots, or a variable that isn't there.
+        StartError: the wanted controller can't be used.
+    """
+    processes = spec.processes or sum(host.slots for host in hosts)
+    counts = workers_per_host(hosts, processes, oversubscribe=spec.oversubscribe)
+    used = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
+    placements = place([host for host, _ in used], [count for _, count in used])
+    controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts)
+    reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
+
+    check_secrets(facts.environment, spec.env.secrets)
+    environment = worker_environment(
+        facts.environment, python=facts.python, set_values=spec.env.set, forward=spec.env.forward
+    )
+    environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
+    if spec.task is not None:
+        environment |= _task_environment(spec, spec.task)
+    if controller == "mpi" and max(counts) > facts.cores:
+        # Open MPI's ranks poll without a pause, which starves the others where ranks share a core.
+        environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+        reasons.append(f"MPI yields when idle: {max(counts)} ranks on a host, this machine has {facts.cores} cores")
+
+    argv = (
+        facts.horovodrun,
+        "-np", str(processes),
+        "-H", ",".join(f"{host.name}:{count}" for host, count in used),
+        f"--{controller}",
+        # Its cache of host and network checks lives for an hour and hides a host that has died since.
+        "--disable-cache",
+        *_tunables(spec.horovod),
+        *_worker_command(spec, facts.python),
+    )  # fmt: skip
+    return LaunchPlan(
+        name=spec.name,
+        controller=controller,
+        argv=argv,
+        environment=dict(sorted(environment.items())),
+        secrets=spec.env.secrets,
+        directory=str(spec.directory),
+        run_directory=str(run_directory),
+        placements=placements,
+        reasons=tuple(reasons),
+    )
+
+
+def _placement_reason(spec: JobSpec, hosts: Sequence[Host], used: Sequence[tuple[Host, int]], processes: int) -> str:
+    slots = sum(host.slots for host in hosts)
+    source = "one for every slot" if spec.processes is None else f"of {slots} slots"
+    if processes > slots:
+        source = f"on {slots} slots, oversubscribed as the job spec allows"
+    where = ", ".join(f"{count} on {host.name}" for host, count in used)
+    return f"{processes} {'process' if processes == 1 else 'processes'}, {source}: {where}"
+
+
+def _task_environment(spec: JobSpec, task: str) -> dict[str, str]:
+    settings = {"checkpoint": spec.checkpoint.model_dump(), "compression": spec.horovod.compression}
+    return {
+        contract.TASK: task,
+        contract.OPTIONS: json.dumps(spec.options, sort_keys=True),
+        contract.SETTINGS: json.dumps(settings, sort_keys=True),
+    }
+
+
+def _tunables(settings: HorovodSettings) -> tuple[str, ...]:
+    arguments: list[str] = []
+    if settings.fusion_threshold_mb is not None:
+        arguments += ["--fusion-threshold-mb", str(settings.fusion_threshold_mb)]
+    if settings.cycle_time_ms is not None:
+        arguments += ["--cycle-time-ms", str(settings.cycle_time_ms)]
+    if settings.autotune:
+        arguments.append("--autotune")
+    return tuple(arguments)
+
+
+def _worker_command(spec: JobSpec, python: str) -> tuple[str, ...]:
+    command = spec.command or (python, "-m", "hvdtrain.train")
+    return (python, "-m", "hvdtrain.worker", *command)

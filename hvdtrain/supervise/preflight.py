@@ -1,0 +1,52 @@
+"""What can be found out before a process starts: better here than as a traceback from every rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hvdtrain.errors import StartError
+from hvdtrain.hosts.local import is_this_machine
+from hvdtrain.plan.plan import LaunchPlan
+from hvdtrain.spec.models import JobSpec
+
+
+def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
+    """Check the working directory, the program and its script, and that the hosts can be reached.
+
+    Raises:
+        StartError: one of them isn't there.
+    """
+    directory = Path(plan.directory)
+    if not directory.is_dir():
+        raise StartError("the working directory doesn't exist", where=plan.directory, fix="correct 'directory'")
+    if not os.access(directory, os.X_OK):
+        raise StartError("the working directory can't be entered", where=plan.directory, fix="check its permissions")
+    if spec.command:
+        _check_command(spec.command, directory, plan.environment["PATH"])
+    if remote := [host for host in plan.hosts if not is_this_machine(host)]:
+        raise StartError(
+            f"this version starts workers on this machine only, and the plan has {', '.join(remote)}",
+            fix="use localhost, or look at the plan with --dry-run",
+        )
+
+
+def _check_command(command: tuple[str, ...], directory: Path, path: str) -> None:
+    program, *arguments = command
+    located = str(directory / program) if "/" in program else shutil.which(program, path=path)
+    if located is None or shutil.which(located) is None:
+        raise StartError(
+            f"the program '{program}' wasn't found or isn't executable",
+            where=str(directory / program) if "/" in program else f"PATH={path}",
+            fix="correct 'command', or install the program",
+        )
+    if not Path(program).name.startswith("python") or not arguments:
+        return
+    script = arguments[0]
+    if script.endswith(".py") and not (directory / script).is_file():
+        raise StartError(
+            f"the script '{script}' doesn't exist",
+            where=str(directory / script),
+            fix="correct 'command', or 'directory', from which relative paths count",
+        )
