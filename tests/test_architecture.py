@@ -29,6 +29,7 @@ ALLOWED = {
     "frames": set(),
     "processes": set(),
     "__init__": set(),
+    "__main__": {"cli"},
 }
 OPEN_TO_ALL = {"errors", "contract", "frames", "processes", "__init__"}
 # They must load on a host, and in a worker, before anything else is known to work there.

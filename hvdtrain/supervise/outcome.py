@@ -10,6 +10,8 @@ from hvdtrain import contract
 from hvdtrain.errors import ExitStatus
 
 _TRACEBACK = "Traceback (most recent call last):"
+# What a rank says that lost the others in the middle of a collective.
+_CONSEQUENCES = ("Horovod has been shut down", "Connection closed by peer", "Connection reset by peer")
 # Lines that are shown of a rank or a launcher that failed without a traceback.
 _TAIL = 12
 
@@ -37,13 +39,38 @@ class RankEnd:
         rank: number of the worker.
         host: where it ran.
         code: its exit status, negative for a signal; None if its wrapper vanished without a word.
+        stopped: whether its command was told to end, by the supervisor, horovodrun or mpirun.
         lines: the last lines that it wrote.
     """
 
     rank: int
     host: str
     code: int | None
+    stopped: bool
     lines: tuple[str, ...]
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it seems to have ended because another rank had."""
+        return any(phrase in line for line in telling_lines(self.lines) for phrase in _CONSEQUENCES)
+
+    @property
+    def explains_itself(self) -> bool:
+        """Whether it wrote a traceback."""
+        return _TRACEBACK in self.lines
+
+
+def choose_cause(ends: Sequence[RankEnd]) -> RankEnd:
+    """Of the ranks that failed, in the order of their ends, the one to name as the cause.
+
+    A rank that raises shuts Horovod down while its interpreter winds up, so the others often end before it does; and
+    by then horovodrun may be ending the rank that raised.
+    """
+    own_faults = [end for end in ends if not end.is_consequence]
+    for end in own_faults:
+        if not end.stopped or end.explains_itself:
+            return end
+    return (own_faults or ends)[0]
 
 
 def rank_failed(end: RankEnd) -> Outcome:

@@ -18,7 +18,7 @@ from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.console import Console
 from hvdtrain.supervise.lines import LineAssembler
-from hvdtrain.supervise.outcome import Outcome, RankEnd, describe_exit, rank_failed, telling_lines
+from hvdtrain.supervise.outcome import Outcome, RankEnd, choose_cause, describe_exit, rank_failed, telling_lines
 from hvdtrain.supervise.run_directory import RunDirectory
 
 # horovodrun takes 3 to 5 s before the first worker starts, more on a busy machine or with many hosts.
@@ -46,9 +46,9 @@ class Supervisor:
         self._logs: dict[int, IO[str]] = {}
         self._launcher_lines: list[str] = []
         self._signals: list[signal.Signals] = []
-        self._first_failure: RankEnd | None = None
+        self._failures: list[RankEnd] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
-        # Set once the run is coming to an end: what ends from then on is a consequence and no cause.
+        # Set once the run is coming to its end, for whatever reason.
         self._ending = False
         self._start_timed_out = False
         self._launcher: subprocess.Popen[bytes]
@@ -150,16 +150,17 @@ class Supervisor:
             self._on_end(worker, None, stopped=False)
 
     def _on_end(self, worker: channel.Worker, code: int | None, *, stopped: bool) -> None:
-        """A rank has ended. The first that fails, and wasn't told to end, gives the run's cause."""
+        """A rank has ended. If it's the first to fail, the run comes to its end."""
         assert worker.rank is not None
         worker.ended = True
         self._flush(worker)
-        if code == 0 or stopped or self._ending:
+        if code == 0:
             return
-        self._ending = True
-        self._first_failure = RankEnd(worker.rank, worker.host, code, tuple(worker.last_lines))
-        self._after(LAST_WORDS_S, lambda: self._stop_workers(signal.SIGTERM))
-        self._after(LAST_WORDS_S + LAUNCHER_GRACE_S, self._kill_launcher)
+        self._failures.append(RankEnd(worker.rank, worker.host, code, stopped, tuple(worker.last_lines)))
+        if not self._ending:
+            self._ending = True
+            self._after(LAST_WORDS_S, lambda: self._stop_workers(signal.SIGTERM))
+            self._after(LAST_WORDS_S + LAUNCHER_GRACE_S, self._kill_launcher)
 
     def _check_started(self) -> None:
         if len(self._workers) < self._size and not self._ending:
@@ -237,8 +238,8 @@ class Supervisor:
         if self._signals:
             status = ExitStatus.INTERRUPTED if self._signals[0] == signal.SIGINT else ExitStatus.TERMINATED
             return Outcome(status, f"stopped by {self._signals[0].name}")
-        if self._first_failure:
-            return rank_failed(self._first_failure)
+        if self._failures and not self._start_timed_out:
+            return rank_failed(choose_cause(self._failures))
         evidence = telling_lines(self._launcher_lines)
         missing = sorted(set(range(self._size)) - set(self._workers))
         if self._start_timed_out:
