@@ -49,6 +49,7 @@ def launches(controller: str, pairs: int, folder: Path) -> Comparison:
 
 
 def main() -> None:
+    """Print the table."""
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     print("| what | base | hvdtrain | median difference |")
     print("|---|---|---|---|")

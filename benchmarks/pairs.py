@@ -18,11 +18,12 @@ class Comparison:
 
     @property
     def percent(self) -> float:
+        """The median difference in percent of the base."""
         return 100 * self.difference / self.base
 
 
 def compare(base: Callable[[], float], ours: Callable[[], float], pairs: int) -> Comparison:
-    """Run both ``pairs`` times, the first of each pair changing every time. Each returns what it measured, in seconds."""
+    """Run both ``pairs`` times, the first of each pair changing every time. Each returns seconds."""
     measured = []
     for pair in range(pairs):
         if pair % 2:

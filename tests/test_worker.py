@@ -223,6 +223,16 @@ def test_the_command_ends_with_its_supervisor_or_wrapper(start: Any, code: str, 
     wait_until_gone(pid)
 
 
+def test_the_channel_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    supervisor = Supervisor(folder, python(SLEEPER))
+    supervisor.line()
+    supervisor.channel.close()
+    supervisor.wrapper.communicate(timeout=PATIENCE_S)
+    assert not folder.exists()
+
+
 def test_a_stopped_command_ends_too(start: Any) -> None:
     supervisor = start(python(SLEEPER))
     pid = int(supervisor.line())

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from hvdtrain import contract, frames, processes
@@ -32,6 +33,7 @@ class Wrapper:
 
     def __init__(self, channel: socket.socket, environment: dict[str, str]) -> None:
         self._channel = channel
+        self._path = Path(environment.pop(contract.CHANNEL))
         self._environment = environment
         self._reader = frames.FrameReader()
         self._selector = selectors.DefaultSelector()
@@ -52,7 +54,6 @@ class Wrapper:
             sys.exit(f"hvdtrain.worker: no supervisor at {path}: {error}")
         # HOROVOD_RANK and its like come from horovodrun, so what the supervisor sends goes on top of what is there.
         environment = {**os.environ, **start["environment"]}
-        del environment[contract.CHANNEL]
         return cls(channel, environment)
 
     def run(self, command: list[str]) -> int:
@@ -130,11 +131,18 @@ class Wrapper:
             data = b""
         if not data:
             self._selector.unregister(self._channel)
+            self._remove_channel()
             self._stop(signal.SIGTERM)
             return
         for kind, payload in self._reader.feed(data):
             if kind == frames.STOP:
                 self._stop(signal.Signals(int(payload)))
+
+    def _remove_channel(self) -> None:
+        """Clean up after a supervisor that was killed and couldn't."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+            self._path.parent.rmdir()
 
     def _on_signals(self, numbers: bytes) -> None:
         for number in numbers:
