@@ -198,7 +198,9 @@ def worker_pids(process: subprocess.Popen[str], count: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    children = [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+    children = [
+        int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+    ]
     return children + [grandchild for child in children for grandchild in descendants(child)]
 
 
@@ -253,7 +255,13 @@ def test_the_environment_is_what_the_spec_says(job: Job, controller: str) -> Non
         controller=controller,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    expected = {"ODD": odd, "FORWARDED": "f w", "TOKEN": "s3cret-token", "NOT_NAMED": None, "BASH_FUNC_f%%": "() { :; }"}
+    expected = {
+        "ODD": odd,
+        "FORWARDED": "f w",
+        "TOKEN": "s3cret-token",
+        "NOT_NAMED": None,
+        "BASH_FUNC_f%%": "() { :; }",
+    }
     for line in done.stdout.splitlines():
         assert json.loads(line[4:]) == expected
     for path in job.run_directory.resolve().rglob("*"):
@@ -280,7 +288,7 @@ def test_a_dry_run_can_be_pasted(job: Job, controller: str) -> None:
     )
     assert pasted.returncode == 0, pasted.stderr
     assert "rank 1 of 2: 3" in pasted.stdout
-    assert f"{ascii(odd)} s3cret 'token'" in pasted.stdout
+    assert f"{odd!a} s3cret 'token'" in pasted.stdout
 
 
 def test_a_dry_run_for_programs_is_the_plan_that_runs(job: Job) -> None:

@@ -37,7 +37,7 @@ def workers_per_host(hosts: Sequence[Host], processes: int, *, oversubscribe: bo
     Raises:
         UsageError: more workers than the hosts may take; the message shows the sum.
     """
-    counts = []
+    counts: list[int] = []
     for host in hosts:
         counts.append(min(host.slots, processes - sum(counts)))
     if sum(counts) == processes:

@@ -1,0 +1,56 @@
+"""The hosts of a job, from flags, the spec, or this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hvdtrain.errors import UsageError
+from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
+from hvdtrain.hosts.models import Host
+from hvdtrain.hosts.select import select
+from hvdtrain.spec.models import Hosts
+
+_NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+
+
+def resolve_hosts(
+    spec_hosts: Hosts,
+    *,
+    hosts_option: str | None,
+    hostfile_option: Path | None,
+    include: Iterable[str],
+    exclude: Iterable[str],
+    default_slots: int,
+) -> tuple[Host, ...]:
+    """Hosts in order: those of the flags, else of the spec, else this machine with ``default_slots``.
+
+    The flags' ``include`` and ``exclude`` add to the spec's.
+
+    Raises:
+        UsageError: both flags are given.
+        InputError: a hostfile or list has faults, or nothing is left.
+    """
+    if hosts_option is not None and hostfile_option is not None:
+        raise UsageError("--hosts and --hostfile are both given", fix="give one of them")
+    if hosts_option is not None:
+        hosts = parse_hosts([hosts_option], "--hosts")
+    elif hostfile_option is not None:
+        hosts = read_hostfile(hostfile_option)
+    elif spec_hosts.file is not None:
+        hosts = read_hostfile(spec_hosts.file)
+    elif spec_hosts.list:
+        hosts = parse_hosts(spec_hosts.list, "hosts.list")
+    else:
+        hosts = (Host("localhost", default_slots),)
+    return select(hosts, (*spec_hosts.include, *include), (*spec_hosts.exclude, *exclude))
+
+
+def default_slots() -> int:
+    """Slots of this machine: one for each NVIDIA GPU, or for each core that this process may use."""
+    try:
+        gpus = len(list(_NVIDIA_GPUS.iterdir()))
+    except OSError:
+        gpus = 0
+    return gpus or len(os.sched_getaffinity(0))

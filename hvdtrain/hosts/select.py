@@ -1,0 +1,56 @@
+"""Leaves hosts out, or all but some."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from hvdtrain.errors import InputError, Problem
+from hvdtrain.hosts.local import canonical
+from hvdtrain.hosts.models import Host
+from hvdtrain.hosts.ranges import RangeError, expand, split_list
+
+
+def select(hosts: Sequence[Host], include: Iterable[str], exclude: Iterable[str]) -> tuple[Host, ...]:
+    """The hosts that ``include`` names (all, if it's empty) without those that ``exclude`` names, in their order.
+
+    Args:
+        hosts: the hosts to choose from.
+        include: names, ranges, or comma-separated lists of them.
+        exclude: the same.
+
+    Raises:
+        InputError: a name that no host has, or no host is left.
+    """
+    known = {canonical(host.name): host.name for host in hosts}
+    problems: list[Problem] = []
+    included = _names(include, "include", known, problems)
+    excluded = _names(exclude, "exclude", known, problems)
+    chosen = tuple(
+        host
+        for host in hosts
+        if (not included or canonical(host.name) in included) and canonical(host.name) not in excluded
+    )
+    if not chosen and not problems:
+        problems.append(Problem("hosts", 0, 0, "include and exclude leave no host"))
+    if problems:
+        raise InputError(problems)
+    return chosen
+
+
+def _names(texts: Iterable[str], source: str, known: dict[str, str], problems: list[Problem]) -> set[str]:
+    names: set[str] = set()
+    for text in texts:
+        for _, item in split_list(text):
+            try:
+                expanded = [item[1:-1]] if item.startswith("[") and ":" in item else expand(item.strip())
+            except RangeError as error:
+                problems.append(Problem(source, 0, 0, str(error)))
+                continue
+            for name in expanded:
+                if canonical(name) not in known:
+                    near = difflib.get_close_matches(canonical(name), known, n=1)
+                    hint = f"; did you mean '{known[near[0]]}'?" if near else ""
+                    problems.append(Problem(source, 0, 0, f"no host is named '{name}'{hint}"))
+                names.add(canonical(name))
+    return names

@@ -1,0 +1,259 @@
+"""Plans are pure: from spec, hosts and facts, without a process."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdtrain.errors import StartError, UsageError
+from hvdtrain.hosts.models import Host
+from hvdtrain.plan.environment import matching
+from hvdtrain.plan.facts import Facts
+from hvdtrain.plan.placement import place, workers_per_host
+from hvdtrain.plan.plan import LaunchPlan, make_plan
+from hvdtrain.plan.render import quote, render
+from hvdtrain.spec.models import Environment, HorovodSettings, JobSpec
+
+FACTS = Facts(
+    python="/env/bin/python",
+    horovodrun="/env/bin/horovodrun",
+    controllers=("gloo", "mpi"),
+    mpirun="/usr/bin/mpirun",
+    cores=8,
+    environment={
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/home/ada",
+        "LANG": "C.UTF-8",
+        "SECRET_OF_THE_SHELL": "x",
+        "TOKEN": "t",
+    },
+)
+
+
+def hosts(*slots: int, max_slots: int | None = None) -> list[Host]:
+    return [Host(name=f"node{number}", slots=count, max_slots=max_slots) for number, count in enumerate(slots, 1)]
+
+
+def spec(**keys: Any) -> JobSpec:
+    defaults = {"name": "job", "command": ("python", "train.py"), "directory": Path("/jobs")}
+    return JobSpec(**(defaults | keys))
+
+
+def plan(job: JobSpec, where: list[Host], **facts: Any) -> LaunchPlan:
+    return make_plan(job, where, Facts(**(FACTS.__dict__ | facts)), Path("/jobs/runs/job/1"))
+
+
+def test_the_whole_plan_of_a_script_on_one_host() -> None:
+    assert plan(spec(processes=2), hosts(4)).to_json() == {
+        "name": "job",
+        "controller": "mpi",
+        "argv": [
+            "/env/bin/horovodrun", "-np", "2", "-H", "node1:2", "--mpi", "--disable-cache",
+            "/env/bin/python", "-m", "hvdtrain.worker", "python", "train.py",
+        ],
+        "environment": {
+            "HOME": "/home/ada",
+            "HVDTRAIN_ATTEMPT": "0",
+            "HVDTRAIN_RUN_DIRECTORY": "/jobs/runs/job/1",
+            "LANG": "C.UTF-8",
+            "PATH": "/env/bin:/usr/bin:/bin",
+            "PYTHONUNBUFFERED": "1",
+        },
+        "secrets": [],
+        "directory": "/jobs",
+        "run_directory": "/jobs/runs/job/1",
+        "placements": [
+            {"rank": 0, "host": "node1", "local_rank": 0, "local_size": 2, "cross_rank": 0},
+            {"rank": 1, "host": "node1", "local_rank": 1, "local_size": 2, "cross_rank": 0},
+        ],
+        "reasons": [
+            "controller mpi: one host: MPI's shared memory is faster than Gloo",
+            "2 processes, of 4 slots: 2 on node1",
+        ],
+    }  # fmt: skip
+
+
+def test_the_whole_plan_of_a_task_on_several_hosts() -> None:
+    job = spec(
+        command=None,
+        task="hvdtrain.tasks.digits_torch:Digits",
+        options={"lr": 0.1, "epochs": 2},
+        horovod=HorovodSettings(fusion_threshold_mb=32, cycle_time_ms=2.5, autotune=True, compression="fp16"),
+    )
+    made = plan(job, hosts(2, 1))
+    assert made.argv == (
+        "/env/bin/horovodrun", "-np", "3", "-H", "node1:2,node2:1", "--gloo", "--disable-cache",
+        "--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--autotune",
+        "/env/bin/python", "-m", "hvdtrain.worker", "/env/bin/python", "-m", "hvdtrain.train",
+    )  # fmt: skip
+    assert made.environment["HVDTRAIN_TASK"] == "hvdtrain.tasks.digits_torch:Digits"
+    assert made.environment["HVDTRAIN_OPTIONS"] == '{"epochs": 2, "lr": 0.1}'
+    assert (
+        made.environment["HVDTRAIN_SETTINGS"]
+        == '{"checkpoint": {"every_steps": 100, "keep": 3}, "compression": "fp16"}'
+    )
+    assert made.hosts == ("node1", "node2")
+    assert made.reasons == (
+        "controller gloo: several hosts over TCP: Gloo is faster than MPI",
+        "3 processes, one for every slot: 2 on node1, 1 on node2",
+    )
+
+
+def test_the_same_input_gives_the_same_plan() -> None:
+    assert plan(spec(), hosts(2, 2)) == plan(spec(), hosts(2, 2))
+
+
+# --- placement ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slots", "processes", "expected"),
+    [([4], 2, [2]), ([2, 2], 4, [2, 2]), ([2, 2], 3, [2, 1]), ([2, 2], 1, [1, 0]), ([1, 3, 2], 5, [1, 3, 1])],
+)
+def test_hosts_are_filled_in_order(slots: list[int], processes: int, expected: list[int]) -> None:
+    assert workers_per_host(hosts(*slots), processes, oversubscribe=False) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "processes", "expected"),
+    [([2], 5, [5]), ([2, 2], 5, [3, 2]), ([1, 3], 7, [3, 4]), ([1, 1, 1], 8, [3, 3, 2])],
+)
+def test_oversubscribed_workers_are_spread(slots: list[int], processes: int, expected: list[int]) -> None:
+    assert workers_per_host(hosts(*slots), processes, oversubscribe=True) == expected
+
+
+def test_max_slots_bounds_oversubscription() -> None:
+    where = [Host(name="a", slots=1, max_slots=2), Host(name="b", slots=1, max_slots=None)]
+    assert workers_per_host(where, 6, oversubscribe=True) == [2, 4]
+    with pytest.raises(UsageError, match=r"9 processes, but the hosts' max_slots allow 4 \+ 4 = 8 slots"):
+        workers_per_host(hosts(2, 2, max_slots=4), 9, oversubscribe=True)
+
+
+def test_too_many_processes_shows_the_sum() -> None:
+    with pytest.raises(UsageError, match=r"^9 processes, but the hosts have 4 \+ 2 \+ 1 = 7 slots"):
+        workers_per_host(hosts(4, 2, 1), 9, oversubscribe=False)
+
+
+def test_ranks_are_numbered_as_horovod_numbers_them() -> None:
+    placed = place(hosts(2, 1, 3), [2, 1, 3])
+    assert [(p.rank, p.host, p.local_rank, p.local_size, p.cross_rank) for p in placed] == [
+        (0, "node1", 0, 2, 0),
+        (1, "node1", 1, 2, 0),
+        (2, "node2", 0, 1, 1),
+        (3, "node3", 0, 3, 2),
+        (4, "node3", 1, 3, 1),
+        (5, "node3", 2, 3, 0),
+    ]
+
+
+# --- controller --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "where", "facts", "expected"),
+    [
+        ("auto", [2], {}, "mpi"),
+        ("auto", [1, 1], {}, "gloo"),
+        ("mpi", [1, 1], {}, "mpi"),
+        ("gloo", [2], {}, "gloo"),
+        ("auto", [2], {"controllers": ("gloo",)}, "gloo"),
+        ("auto", [2], {"mpirun": None}, "gloo"),
+        ("auto", [1, 1], {"controllers": ("mpi",)}, "mpi"),
+    ],
+)
+def test_controller(wanted: str, where: list[int], facts: dict[str, Any], expected: str) -> None:
+    made = plan(spec(controller=wanted), hosts(*where), **facts)
+    assert made.controller == expected
+    assert f"--{expected}" in made.argv
+
+
+def test_hosts_without_a_worker_do_not_count() -> None:
+    assert plan(spec(processes=2), hosts(2, 2)).controller == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "facts", "message"),
+    [
+        ("mpi", {"controllers": ("gloo",)}, "controller 'mpi' can't be used: Horovod was built without MPI"),
+        ("mpi", {"mpirun": None}, "controller 'mpi' can't be used: no mpirun on PATH"),
+        ("gloo", {"controllers": ("mpi",)}, "controller 'gloo' can't be used: Horovod was built without Gloo"),
+        (
+            "auto",
+            {"controllers": ("mpi",), "mpirun": None},
+            "no controller can be used: no mpirun on PATH; Horovod was built without Gloo",
+        ),
+    ],
+)
+def test_a_controller_that_is_not_there(wanted: str, facts: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartError) as caught:
+        plan(spec(controller=wanted), hosts(2), **facts)
+    assert caught.value.what == message
+    assert caught.value.fix
+
+
+def test_mpi_yields_where_ranks_share_cores() -> None:
+    crowded = plan(spec(), hosts(4), cores=2)
+    assert crowded.environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert "OMPI_MCA_mpi_yield_when_idle" not in plan(spec(), hosts(4), cores=4).environment
+
+
+# --- environment -------------------------------------------------------------------------------------------------
+
+
+def test_only_what_the_spec_says_reaches_the_workers() -> None:
+    shell = FACTS.environment | {
+        "HF_HOME": "/hf",
+        "HF_TOKEN": "h",
+        "NCCL_DEBUG": "INFO",
+        "HOROVOD_RANK": "7",
+        "WANDB": "w",
+    }
+    env = Environment(set={"LANG": "de_DE.UTF-8", "NEW": "1"}, forward=("HF_*", "WANDB"), secrets=("TOKEN",))
+    made = plan(spec(env=env), hosts(1), environment=shell)
+    values = made.environment
+    assert {name: values.get(name) for name in ("LANG", "NEW", "HF_HOME", "HF_TOKEN", "WANDB", "NCCL_DEBUG")} == {
+        "LANG": "de_DE.UTF-8", "NEW": "1", "HF_HOME": "/hf", "HF_TOKEN": "h", "WANDB": "w", "NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+    assert not {"TOKEN", "SECRET_OF_THE_SHELL", "HOROVOD_RANK"} & set(values)
+    assert made.secrets == ("TOKEN",)
+
+
+@pytest.mark.parametrize("key", ["forward", "secrets"])
+def test_a_variable_that_is_not_set(key: str) -> None:
+    env = Environment(**{key: ("TOKEN", "MISSING")})
+    with pytest.raises(UsageError, match=f"^env.{key}: MISSING is not set in the launcher's environment"):
+        plan(spec(env=env), hosts(1))
+
+
+def test_the_interpreter_comes_first_on_path() -> None:
+    for path in ("/usr/bin:/env/bin:/bin", "/usr/bin:/bin"):
+        made = plan(spec(), hosts(1), environment={"PATH": path})
+        assert made.environment["PATH"] == "/env/bin:/usr/bin:/bin"
+    assert plan(spec(), hosts(1), environment={}).environment["PATH"].startswith("/env/bin:/usr/")
+
+
+def test_patterns_are_those_of_a_shell() -> None:
+    assert matching(["A_B", "A", "BA", "a_b"], ["A_*", "B?"]) == ["A_B", "BA"]
+
+
+# --- the text of a dry run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "two words", "it's", "", "$HOME `id` \\", "line\nbreak\ttab", "é ✓", "\x1b[31mred", "a\n'b'\\c\r"]
+)
+def test_bash_reads_what_was_quoted(text: str) -> None:
+    quoted = quote(text)
+    assert "\n" not in quoted
+    assert "\x1b" not in quoted
+    read = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, check=True)
+    assert read.stdout.decode() == text
+
+
+def test_a_dry_run_shows_secrets_by_name() -> None:
+    text = render(plan(spec(env=Environment(secrets=("TOKEN",))), hosts(1)))
+    assert 'TOKEN="$TOKEN"' in text
+    assert "# secrets, taken from your shell: TOKEN" in text
