@@ -1,0 +1,201 @@
+"""`DistributedOptimizer`: any Keras 3 optimizer, on gradients that are averaged over the ranks."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+
+from hvdtrain.errors import UsageError
+from hvdtrain.keras.exchange import GradientExchange
+
+_numbers = itertools.count()
+
+
+class _Distributed:
+    """What a distributed optimizer's class has before the user's own class.
+
+    Gradients are reduced before anything else is done to them, so that clipping, weight decay and moments see what one
+    process with all samples would see. Under Keras's gradient accumulation that is when a full step is applied.
+    """
+
+    _gradient_exchange: GradientExchange
+    gradient_accumulation_steps: int | None
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        grads = list(grads)
+        if grads and not self.gradient_accumulation_steps:
+            grads = self._gradient_exchange.reduce(grads)
+        super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        # Keras calls it first of all with the accumulated gradients.
+        if self.gradient_accumulation_steps:
+            grads = self._gradient_exchange.reduce(grads)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+def _distributed_class(base: type) -> type:
+    """A subclass of the optimizer class `base` that Keras saves as `base` itself.
+
+    Keras asks an object for its `__class__` when it saves it, and Python its type when it calls a method.
+    """
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    return type(base.__name__, (_Distributed, base), {**names, "__class__": property(lambda _: base)})
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framework
+    optimizer: keras.optimizers.Optimizer,
+    *,
+    compression: Any = hvd.Compression.none,
+    op: Any = hvd.Average,
+    backward_passes_per_step: int = 1,
+    groups: int = 1,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer average its gradients over all ranks before it applies them.
+
+    The optimizer itself is changed and returned, with its state, hyperparameters and schedule; models that were
+    compiled with it train distributed from now on. Make the same ones in the same order on every rank.
+
+    Args:
+        optimizer: any Keras 3 optimizer, built or not, `LossScaleOptimizer` and `MultiOptimizer` included.
+        compression: of gradients on the wire, `Compression.none` or `Compression.fp16`.
+        op: `Average`, or `Sum`, for losses that are already divided by the global number of samples.
+        backward_passes_per_step: calls of `apply` for each step. Their gradients are averaged here and reduced once;
+            the same as Keras's own `gradient_accumulation_steps`, which may be used instead.
+        groups: collectives that the gradients of one dtype are split into. One is best for small models; more let
+            early gradients travel while later ones are computed.
+        process_set: ranks to average over.
+
+    Returns:
+        The same object. It saves and loads as its original class, without Horovod.
+
+    Raises:
+        UsageError: not a Keras 3 optimizer, one that is distributed already, or arguments that don't go together.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UsageError(
+            f"DistributedOptimizer needs a Keras 3 optimizer, not {optimizer!r}",
+            fix="pass an object such as keras.optimizers.SGD(0.1)",
+        )
+    _check(op, backward_passes_per_step, groups)
+    if any(isinstance(part, _Distributed) for part in _parts(optimizer)):
+        raise UsageError(
+            f"the optimizer {optimizer.name!r} is distributed already: its gradients would be averaged twice",
+            fix="call DistributedOptimizer once for each optimizer",
+        )
+    _teach_keras()
+    target = optimizer
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        _require_keras_method(type(optimizer), "check_finite", keras.optimizers.LossScaleOptimizer)
+        # Reduced after the loss scale is taken out, so that fp16 on the wire doesn't overflow by it.
+        target = optimizer.inner_optimizer
+    _set_accumulation(target, backward_passes_per_step)
+    exchange = GradientExchange(f"DistributedOptimizer_{next(_numbers)}", compression, op, groups, process_set)
+    object.__setattr__(target, "_gradient_exchange", exchange)
+    object.__setattr__(target, "__class__", _distributed_class(type(target)))
+    return optimizer
+
+
+def load_model(
+    filepath: Any, *, custom_objects: dict[str, Any] | None = None, safe_mode: bool = True, **options: Any
+) -> keras.Model:
+    """Loads a saved model and makes its optimizer, with the state that it was saved with, distributed.
+
+    Args:
+        filepath: a `.keras` or `.h5` file that every rank can read.
+        custom_objects: as of `keras.saving.load_model`.
+        safe_mode: as of `keras.saving.load_model`.
+        options: of `DistributedOptimizer`.
+
+    Raises:
+        UsageError: the model was saved without an optimizer.
+    """
+    model = keras.saving.load_model(filepath, custom_objects=custom_objects, safe_mode=safe_mode)
+    if getattr(model, "optimizer", None) is None:
+        raise UsageError(
+            "the saved model has no optimizer to make distributed",
+            where=str(filepath),
+            fix="load it with keras.saving.load_model and compile it with a DistributedOptimizer",
+        )
+    DistributedOptimizer(model.optimizer, **options)
+    model.jit_compile = False  # The file may come from a machine where Keras chose XLA.
+    return model
+
+
+def _exchange_of(optimizer: Any) -> GradientExchange | None:
+    return next((part._gradient_exchange for part in _parts(optimizer) if isinstance(part, _Distributed)), None)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """The optimizer and those that it hands gradients on to."""
+    inner = [optimizer.inner_optimizer] if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else []
+    inner += getattr(optimizer, "optimizers", [])  # MultiOptimizer's, in newer releases of Keras
+    return [optimizer, *itertools.chain.from_iterable(_parts(part) for part in inner)]
+
+
+def _check(op: Any, backward_passes_per_step: int, groups: int) -> None:
+    if op not in (hvd.Average, hvd.Sum):
+        raise UsageError("gradients can be reduced by Average or by Sum", fix="pass op=hvd.Average or op=hvd.Sum")
+    for name, value in {"backward_passes_per_step": backward_passes_per_step, "groups": groups}.items():
+        if not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _set_accumulation(optimizer: keras.optimizers.Optimizer, steps: int) -> None:
+    """Makes the optimizer accumulate over `steps` calls, unless that is 1; checks that its gradients can be reduced."""
+    if steps == 1 and not optimizer.gradient_accumulation_steps:
+        return
+    if steps > 1 and optimizer.gradient_accumulation_steps:
+        raise UsageError(
+            f"the optimizer already accumulates over {optimizer.gradient_accumulation_steps} steps",
+            fix="give either gradient_accumulation_steps or backward_passes_per_step",
+        )
+    if steps > 1 and optimizer.built:
+        raise UsageError(
+            "an optimizer that has its variables already can't start to accumulate gradients",
+            fix=f"make it with gradient_accumulation_steps={steps}, or make it distributed before it is built",
+        )
+    for name in ("apply", "_backend_apply_gradients"):
+        _require_keras_method(type(optimizer), name, keras.optimizers.Optimizer)
+    if steps > 1:
+        optimizer.gradient_accumulation_steps = steps
+
+
+def _require_keras_method(optimizer_class: type, name: str, keras_class: type) -> None:
+    """The ranks meet inside these methods of Keras's: a class with its own would leave some of them waiting."""
+    if getattr(optimizer_class, name) is not getattr(keras_class, name):
+        raise UsageError(
+            f"{optimizer_class.__name__} has its own {name}, in whose place Keras's would keep the ranks together",
+            fix="accumulate gradients or scale the loss in your own training loop, and give DistributedOptimizer "
+            "an optimizer without either",
+        )
+
+
+@functools.cache
+def _teach_keras() -> None:
+    """Teaches Keras the two things that `Model.compile` decides out of an optimizer's sight.
+
+    Under mixed_float16 it puts a `LossScaleOptimizer` around the given optimizer, which skips a step when gradients
+    overflow: all ranks must skip it together, or those that don't wait for the others for ever. And on a GPU
+    `jit_compile="auto"` means XLA, which has no Horovod operations.
+    """
+    check_finite = keras.optimizers.LossScaleOptimizer.check_finite
+    resolve_jit = keras.Model._resolve_auto_jit_compile
+
+    @functools.wraps(check_finite)
+    def check_finite_everywhere(self: Any, grads: Any) -> Any:
+        exchange = _exchange_of(self)
+        finite = check_finite(self, grads)
+        return exchange.agree(finite) if exchange else finite
+
+    @functools.wraps(resolve_jit)
+    def resolve_jit_without_horovod(self: Any) -> bool:
+        return bool(resolve_jit(self)) and _exchange_of(self.optimizer) is None
+
+    keras.optimizers.LossScaleOptimizer.check_finite = check_finite_everywhere
+    keras.Model._resolve_auto_jit_compile = resolve_jit_without_horovod
