@@ -459,7 +459,7 @@ def broadcast_of_models_that_differ() -> dict[str, str]:
         "shape": error_of(lambda: hvd.broadcast_model(model(3 + hvd.rank()))),
         "count": error_of(lambda: hvd.broadcast_model(model(5, 1 + hvd.rank()))),
         "unbuilt": error_of(lambda: hvd.broadcast_model(keras.Sequential([keras.layers.Dense(3)]))),
-        "strings": error_of(lambda: hvd.broadcast_variables([tf.Variable(["a"])])),
+        "strings": error_of(lambda: hvd.broadcast_variables([tf.Variable(["a"]), tf.Variable("b")])),
         "strings_on_one": error_of(
             lambda: hvd.broadcast_variables([tf.Variable(["a"]) if hvd.rank() else tf.Variable([1.0])])
         ),

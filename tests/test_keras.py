@@ -246,7 +246,7 @@ def test_the_documented_script_learns(controller: str, tmp_path: Path) -> None:
     output = on_two_ranks(controller, tmp_path, "train.py")
     accuracy = re.search(r"accuracy of all ranks: (\S+)", output)
     assert accuracy, output[-4000:]
-    assert float(accuracy[1]) > 0.9
+    assert float(accuracy[1]) > 0.95
     assert (tmp_path / "digits.keras").exists()
 
 

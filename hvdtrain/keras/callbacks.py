@@ -201,7 +201,11 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Logs the rate, and says when it is reached."""
+        is_last = epoch + 1 == self.end_epoch
+        if is_last:
+            # With steps_per_execution above 1 the last batch doesn't set it.
+            self.model.optimizer.learning_rate = self.initial_lr
         super().on_epoch_end(epoch, logs)
-        if self.verbose and hvd.rank() == 0 and epoch + 1 == self.end_epoch:
+        if is_last and self.verbose and hvd.rank() == 0:
             rate = float(self.model.optimizer.learning_rate)
             print(f"Epoch {epoch + 1}: learning rate warmed up to {rate:g}")  # noqa: T201

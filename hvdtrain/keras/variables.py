@@ -112,7 +112,7 @@ def _require_same_layout(layout: Layout, root_rank: int, process_set: hvd.Proces
         ranks = process_set.ranks or range(hvd.size())
         layouts = dict(zip(ranks, hvd.allgather_object(layout, process_set=process_set), strict=True))
         raise UsageError(_difference(layouts, root_rank), fix="build the same model and optimizer on every rank")
-    strings = [name for name, _, dtype in layout if dtype == "object"]
+    strings = [name for name, _, dtype in layout if dtype.startswith(("object", "bytes", "str"))]
     if strings:
         raise UsageError(
             f"variables of strings can't be broadcast: {', '.join(strings)}",
