@@ -1,10 +1,12 @@
 """What launcher and workers agree on: names of environment variables and of files in the run directory.
 
-Imported by both houses (see docs/architecture.md), so it imports nothing. A worker must be able to load it with
-the standard library alone.
+Imported by both houses (see docs/architecture.md), so it imports nothing else. A worker must be able to load it
+with the standard library alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 # --- environment of every worker -------------------------------------------------------------------------------
 # Path of the supervisor's Unix socket. Absent when the command of `--dry-run` was pasted into a shell.
@@ -42,3 +44,9 @@ def rank_log(rank: int) -> str:
 def checkpoint_name(step: int) -> str:
     """Folder of a checkpoint in ``checkpoints/``; sorts by step."""
     return f"step-{step:010d}"
+
+
+def rank_of(environment: Mapping[str, str]) -> int:
+    """The rank that horovodrun or mpirun gave this process; 0 where nobody did."""
+    names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), 0)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import contract, frames, processes
-from hvdtrain.worker import identity
 
 # From the first request to SIGKILL. Shorter than horovodrun's own grace (5 s), which kills the wrapper without asking.
 GRACE_S = 3.0
@@ -47,7 +46,7 @@ class Wrapper:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             channel.connect(path)
-            hello = {"rank": identity.rank(), "host": socket.gethostname(), "pid": os.getpid()}
+            hello = {"rank": contract.rank_of(os.environ), "host": socket.gethostname(), "pid": os.getpid()}
             channel.sendall(frames.pack_json(frames.HELLO, hello))
             start = frames.receive(channel, frames.START)
         except (OSError, frames.ChannelError) as error:
