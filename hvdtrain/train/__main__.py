@@ -1,60 +1,42 @@
-"""``python -m hvdtrain.train``: trains the task that the environment names, as one rank of a job."""
+"""``python -m hvdtrain.train``: one rank of a task job, as the environment describes it (`hvdtrain.contract`)."""
 
 from __future__ import annotations
 
-import importlib
-import json
 import os
 import sys
-from pathlib import Path
-from typing import Any
+import time
 
 from hvdtrain import contract
-from hvdtrain.train.loop import Loop, Settings
-from hvdtrain.train.options import BadTaskError, Options, parse_options
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.train.load import load_run, load_task
+from hvdtrain.train.loop import train
+
+# Faults in the task or its options are rank 0's to tell. Its end ends the job; the other ranks wait that long for it,
+# and then speak for themselves: their host may lack what rank 0's has.
+_WAIT_FOR_RANK_0_S = 10.0
 
 
-def load_task(name: str, options: dict[str, Any]) -> Any:
-    """The task with its options. The current folder is importable, for a user's own.
-
-    Raises:
-        BadTaskError: there is no such module or class, or an option is wrong.
-    """
-    module_name, _, class_name = name.partition(":")
-    sys.path.insert(0, "")
+def main() -> int:
+    """Train. Returns the exit status."""
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that the task's own module misses is the task's affair, and keeps its traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise BadTaskError(f"task '{name}': no module '{error.name}' in {Path.cwd()} or installed") from error
-    task_class = getattr(module, class_name, None)
-    if task_class is None:
-        raise BadTaskError(f"task '{name}': no class '{class_name}' in {module.__file__}")
-    model = getattr(task_class, "Options", Options)
-    return task_class(parse_options(model, options))
-
-
-def main() -> None:
-    """Read the contract's variables, train, and leave together with the other ranks."""
+        run = load_run(os.environ)
+        task = load_task(run.name, os.environ.get(contract.OPTIONS) or "{}")
+    except HvdtrainError as error:
+        if contract.rank_of(os.environ) != 0:
+            time.sleep(_WAIT_FOR_RANK_0_S)
+        return _report(error, contract.BAD_TASK_STATUS)
     try:
-        task = load_task(os.environ[contract.TASK], json.loads(os.environ.get(contract.OPTIONS, "{}")))
-    except BadTaskError as error:
-        if contract.rank_of(os.environ) == 0:
-            sys.stderr.write(f"{error}\n")
-        sys.exit(contract.BAD_TASK_STATUS)
-    given = json.loads(os.environ.get(contract.SETTINGS, "{}"))
-    checkpoint = given.get("checkpoint", {})
-    settings = Settings(
-        run_directory=Path(os.environ[contract.RUN_DIRECTORY]),
-        attempt=int(os.environ.get(contract.ATTEMPT, "0")),
-        checkpoint_every=checkpoint.get("every_steps"),
-        checkpoint_keep=checkpoint.get("keep", 3),
-    )
-    backend = task.backend(compression=given.get("compression", "none"))
-    Loop(backend, task.options, settings).run()
+        train(task, run)
+    except HvdtrainError as error:
+        return _report(error, 1)
+    return 0
+
+
+def _report(error: HvdtrainError, status: int) -> int:
+    sys.stderr.write(f"error: {error}\n")
+    sys.stderr.flush()
+    return status
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,56 +1,79 @@
-"""What the loop asks of a framework. `train/torch/backend.py` and `train/keras/backend.py` answer."""
+"""What the training loop asks of a framework: one object per rank, which holds data, model and optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat, TypeVar
+
+from hvdtrain.train.sharding import Indices
+
+T = TypeVar("T")
 
 
 class Backend(Protocol):
-    """One rank's model, optimizer and data, and its collectives.
+    """A framework on Horovod. Making one starts Horovod (``hvd.init``).
 
-    Attributes:
-        rank: number of this worker in the job.
-        size: number of workers.
-        train_samples: size of the training data, the same on all ranks.
-        eval_samples: size of the evaluation data, the same on all ranks; 0 if there is none.
+    Every rank calls the methods marked "all ranks" in the same order, or the job hangs.
     """
 
     rank: int
     size: int
     train_samples: int
     eval_samples: int
-
-    def build(self, seed: int, lr: float) -> None:
-        """Load the data, build model and optimizer, and give all ranks rank 0's initial state."""
-
-    def batches(self, indices: Sequence[Sequence[int]]) -> Iterator[Any]:
-        """One batch of the training data per list of sample numbers; None for an empty list."""
-
-    def step(self, batch: Any, weight: float) -> Any:
-        """One optimizer step on the average over ranks of ``weight`` times the gradient of the batch's mean loss.
-
-        Every rank calls it for every step: with None, and weight 0, when it has no samples.
-
-        Returns:
-            The batch's mean loss: a float or the framework's scalar.
-        """
-
-    def set_lr(self, lr: float) -> None:
-        """Learning rate of the next steps."""
-
-    def evaluate(self, indices: Sequence[Sequence[int]]) -> dict[str, tuple[float, int]]:
-        """Sum and count of each metric over these batches of the evaluation data, this rank's only."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """The value of every rank, in the order of ranks, on every rank. Picklable and small."""
-
-    def save(self, folder: Path) -> None:
-        """Write model and optimizer into an existing folder."""
+    """Samples for the evaluation; 0 where the task has none. Both numbers are known after `build`."""
 
     def describe(self) -> str:
-        """Framework, parameters and threads, for the line at the start."""
+        """Framework, version, device and threads, for a line of the log."""
+
+    def seed(self, seed: int) -> None:
+        """Seed the framework's random numbers, and those of Python and numpy; ``seed`` is in 0 to 2**32 - 1."""
+
+    def build(self, lr: float) -> None:
+        """Make data, model and optimizer from the task; ``lr`` is the rate that the optimizer is made with.
+
+        Raises:
+            UsageError: the task's data can't be used.
+        """
+
+    def broadcast_state(self) -> None:
+        """Give all ranks the model and the optimizer of rank 0 (all ranks)."""
+
+    def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
+        """A batch for each of the index arrays, on this rank's device; None for an empty one."""
+
+    def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
+        """One optimizer step on gradients averaged over the ranks (all ranks, also one whose batch is None).
+
+        Args:
+            batch: from `train_batches`.
+            samples: its number of samples.
+            weight: factor of this rank's mean loss before its gradients are averaged (see `sharding.Share`).
+            lr: rate of this step. Where the optimizer has several rates they keep their ratio.
+
+        Returns:
+            The mean loss of this rank's samples, unweighted; 0 without samples. It is read when a line is logged and
+            not before, so that an accelerator needn't wait at every step.
+        """
+
+    def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
+        """The sum over this rank's evaluation samples of each of the task's metrics; empty without samples.
+
+        It measures what `save` saves: state that ranks keep for themselves (the running statistics of batch
+        normalisation) is rank 0's by then (all ranks).
+        """
+
+    def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks, in float64 (all ranks)."""
+
+    def broadcast_object(self, value: T) -> T:
+        """Rank 0's value (all ranks)."""
+
+    def save(self, folder: Path) -> None:
+        """Write model and optimizer into the folder, which exists. Rank 0 alone calls it."""
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote. Rank 0 calls it, and all ranks then `broadcast_state`."""
 
     def finish(self) -> None:
-        """Wait for all ranks, then leave Horovod: a rank that leaves early fails the others."""
+        """Wait until every rank is here, then leave Horovod: a rank that leaves early fails the others (all ranks)."""

@@ -1,177 +1,206 @@
-"""The training loop: one for all frameworks, to be read from top to bottom."""
+"""The training loop, the same for every framework: it reads from top to bottom and talks to a `Backend`."""
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from hvdtrain import contract
+from hvdtrain.errors import HvdtrainError, UsageError
 from hvdtrain.train.backend import Backend
-from hvdtrain.train.checkpoint import save_checkpoint
-from hvdtrain.train.metrics import MetricsFile
-from hvdtrain.train.options import Options
-from hvdtrain.train.schedule import Schedule
-from hvdtrain.train.sharding import epoch_shards, evaluation_batches, steps_per_epoch
+from hvdtrain.train.checkpoints import Checkpoints
+from hvdtrain.train.progress import Progress, Window
+from hvdtrain.train.schedule import Schedule, scaled_rate
+from hvdtrain.train.settings import Settings
+from hvdtrain.train.sharding import epoch_order, shares, steps_per_epoch
+from hvdtrain.train.task import Task
 
-# Between two lines of progress, where the options don't say; the end of an epoch always gives one.
-_LOG_EVERY_STEPS = 100
+# Lines of progress in a whole training that is short, and the most steps between two lines in a long one.
+_LINES = 20
+_MOST_STEPS_BETWEEN_LINES = 100
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the launcher decides about a run.
+class Run:
+    """What is being run, where, and which start of the job this is.
 
     Attributes:
-        run_directory: where metrics and checkpoints go.
-        attempt: number of this start of the job.
-        checkpoint_every: steps between checkpoints; None for the last one only.
-        checkpoint_keep: how many to keep.
+        name: the task as ``module:Class``.
+        folder: the run directory.
+        attempt: number of this start, from 0.
     """
 
-    run_directory: Path
-    attempt: int = 0
-    checkpoint_every: int | None = None
-    checkpoint_keep: int = 3
+    name: str
+    folder: Path
+    attempt: int
+    settings: Settings
 
 
-class Loop:
-    """One run of one task on one rank."""
+class TrainingDivergedError(HvdtrainError):
+    """The loss isn't a finite number any more."""
 
-    def __init__(self, backend: Backend, options: Options, settings: Settings) -> None:
-        self.backend = backend
-        self.options = options
-        self.settings = settings
-        self.step = 0
-        self.metrics = MetricsFile(settings.run_directory, rank=backend.rank, attempt=settings.attempt)
 
-    def run(self) -> dict[str, float]:
-        """Train to the end. Returns the last evaluation, averaged over all ranks' samples."""
-        backend, options = self.backend, self.options
-        backend.build(options.seed, options.lr)
-        self.steps = steps_per_epoch(backend.train_samples, options.batch_size, backend.size)
-        self.schedule = Schedule.of(options, size=backend.size, steps_per_epoch=self.steps)
-        self._announce()
+def train(task: Task, run: Run) -> None:
+    """Train on all ranks, from ``hvd.init`` to the last barrier. Every rank calls it once.
+
+    Raises:
+        UsageError: the task's data can't be used.
+        TrainingDivergedError: the loss became infinite or NaN.
+        HvdtrainError: a checkpoint can't be written.
+    """
+    _Training(task, run, task.backend(compression=run.settings.compression)).run()
+
+
+class _Training:
+    """One rank's training: its counters, and what happens when they move."""
+
+    def __init__(self, task: Task, run: Run, backend: Backend) -> None:
+        self._options = task.options
+        self._run = run
+        self._backend = backend
+        self._step = 0
+        self._saved_step = 0
+        self._results: dict[str, float] = {}
+        self._window = Window()
+
+    def run(self) -> None:
+        options, backend = self._options, self._backend
         started = time.monotonic()
-        results: dict[str, float] = {}
+        self._seed(0)
+        backend.build(scaled_rate(options, backend.size))
+        self._check_data()
+        backend.broadcast_state()
+        self._plan()
         if options.evaluate_first:
-            results = self._evaluate(epoch=0)
-            self._say(f"before training: {_format(results)}")
-        for epoch in range(1, options.epochs + 1):
-            progress = self._train_epoch(epoch)
-            results = self._evaluate(epoch)
-            self._say(f"{progress} {_format(results)}")
-        self._save(options.epochs)
-        self._say(f"finished: {_format(results)} after {time.monotonic() - started:.1f} s of training")
-        self.metrics.close()
+            with self._window.paused():
+                self._evaluate(0)
+        for epoch in range(options.epochs):
+            self._train_epoch(epoch)
+            every, last = options.evaluate_every_epochs, epoch + 1 == options.epochs
+            if last or (every and (epoch + 1) % every == 0):
+                with self._window.paused():
+                    self._evaluate(epoch + 1)
+        if self._step > self._saved_step:
+            self._save(options.epochs, 0)
+        self._progress.done(self._step, time.monotonic() - started, self._results)
         backend.finish()
-        return results
 
-    def _train_epoch(self, epoch: int) -> str:
-        """Every sample once. Returns the last line of progress, not yet printed."""
-        backend, options = self.backend, self.options
-        shards = epoch_shards(
-            backend.train_samples, options.batch_size, backend.rank, backend.size, options.seed, epoch
+    def _plan(self) -> None:
+        """Everything that follows from the options, the data and the number of ranks."""
+        options, backend = self._options, self._backend
+        self._steps_per_epoch = steps_per_epoch(backend.train_samples, options.batch_size, backend.size)
+        self._steps = options.epochs * self._steps_per_epoch
+        self._schedule = Schedule(options, size=backend.size, steps_per_epoch=self._steps_per_epoch)
+        automatic = max(1, min(_MOST_STEPS_BETWEEN_LINES, self._steps // _LINES))
+        self._log_every = options.log_every_steps or automatic
+        checkpoint = self._run.settings.checkpoint
+        self._save_every = checkpoint.every_steps
+        self._checkpoints = Checkpoints(self._run.folder / contract.CHECKPOINTS, checkpoint.keep)
+        self._progress = Progress(
+            self._run.folder / contract.METRICS_FILE,
+            attempt=self._run.attempt,
+            epochs=options.epochs,
+            steps=self._steps,
+            silent=backend.rank != 0,
         )
-        log_every = options.log_every_steps or _LOG_EVERY_STEPS
-        window = _Window()
-        for number, (shard, batch) in enumerate(
-            zip(shards, backend.batches([shard.indices for shard in shards]), strict=True), 1
-        ):
-            lr = self.schedule.at(self.step)
-            backend.set_lr(lr)
-            loss = backend.step(batch, shard.weight(backend.size))
-            self.step += 1
-            window.add(loss, len(shard.indices), shard.global_count)
-            if number % log_every == 0 and number < self.steps:
-                self._say(self._measure(epoch, number, lr, window))
-                window = _Window()
-            if self.settings.checkpoint_every and self.step % self.settings.checkpoint_every == 0:
-                self._save(epoch)
-                window.restart()
-        return self._measure(epoch, self.steps, lr, window)
+        self._progress.start(self._run.name, backend, options, self._steps_per_epoch)
+        self._window = Window()
 
-    def _measure(self, epoch: int, number: int, lr: float, window: _Window) -> str:
-        """Record the steps of a window, and put them into words."""
-        seconds = window.seconds()
-        loss = sum(self.backend.gather(float(window.loss_sum))) / window.global_samples
-        throughput = window.global_samples / seconds
-        self.metrics.write(
-            epoch=epoch,
-            step=self.step,
-            loss=loss,
-            lr=lr,
-            samples_per_s=throughput,
-            step_time_s=seconds / window.steps,
+    def _train_epoch(self, epoch: int) -> None:
+        options, backend = self._options, self._backend
+        self._seed(epoch + 1)
+        order = epoch_order(backend.train_samples, options.seed, epoch)
+        mine = list(shares(order, options.batch_size, backend.rank, backend.size))
+        batches = backend.train_batches(share.indices for share in mine)
+        trained = 0
+        for share, batch in zip(mine, batches, strict=True):
+            rate = self._schedule(self._step)
+            samples = len(share.indices)
+            loss = backend.train_step(batch, samples, share.weight, rate)
+            self._window.add(loss, samples, share.total)
+            self._step += 1
+            trained += share.total
+            if self._step % self._log_every == 0 or self._step == self._steps:
+                self._log(epoch, rate)
+            if self._save_every and self._step % self._save_every == 0:
+                with self._window.paused():
+                    self._save(epoch, trained)
+
+    def _log(self, epoch: int, rate: float) -> None:
+        """Average the loss over all ranks and over the steps since the last line."""
+        (total,) = self._backend.sum_over_ranks([self._window.loss_sum()])
+        loss = total / self._window.samples
+        # Decided on the average: every rank comes to the same end.
+        if not math.isfinite(loss):
+            raise TrainingDivergedError(
+                f"the loss is {loss} in epoch {epoch + 1}, by step {self._step}",
+                where=self._run.name,
+                fix=f"lower options.lr (the rate was {rate:.4g}), or warm up for longer; and look for NaN in the data",
+            )
+        self._progress.step(epoch + 1, self._step, loss, rate, self._window)
+        self._window = Window()
+
+    def _evaluate(self, epochs_done: int) -> None:
+        """The mean of each metric over all evaluation samples, whichever rank they are on."""
+        backend, samples = self._backend, self._backend.eval_samples
+        if not samples:
+            return
+        order = np.arange(samples)
+        sums = backend.evaluate(
+            share.indices for share in shares(order, self._options.batch_size, backend.rank, backend.size)
         )
-        return (
-            f"epoch {epoch}/{self.options.epochs} step {number}/{self.steps} "
-            f"loss {loss:.4f} lr {lr:.3g} {throughput:,.0f} samples/s"
-        )
+        # A rank without samples knows no names; rank 0 has as many samples as any.
+        names = backend.broadcast_object(sorted(sums))
+        if sums and sorted(sums) != names:
+            raise UsageError(
+                f"the task's metrics are {', '.join(sorted(sums))} on rank {backend.rank} and {', '.join(names)} on "
+                "rank 0",
+                where=self._run.name,
+                fix="let metrics() return the same names for every batch",
+            )
+        totals = backend.sum_over_ranks([sums.get(name, 0.0) for name in names])
+        self._results = {f"eval_{name}": total / samples for name, total in zip(names, totals, strict=True)}
+        self._progress.evaluation(epochs_done, self._step, self._results)
 
-    def _evaluate(self, epoch: int) -> dict[str, float]:
-        """Each metric's mean over the evaluation data of all ranks."""
-        backend = self.backend
-        if not backend.eval_samples:
-            return {}
-        batches = evaluation_batches(backend.eval_samples, self.options.batch_size, backend.rank, backend.size)
-        totals: dict[str, tuple[float, int]] = {}
-        for own in backend.gather(backend.evaluate(batches)):
-            for name, (value, count) in own.items():
-                total, seen = totals.get(name, (0.0, 0))
-                totals[name] = (total + value, seen + count)
-        results = {f"eval_{name}": total / count for name, (total, count) in totals.items()}
-        self.metrics.write(epoch=epoch, step=self.step, **results)
-        return results
+    def _save(self, epoch: int, epoch_samples: int) -> None:
+        """Rank 0 writes a checkpoint; the other ranks go on and wait for it at their next step."""
+        self._saved_step = self._step
+        if self._backend.rank != 0:
+            return
+        state = {
+            "step": self._step,
+            "epoch": epoch,
+            "epoch_samples": epoch_samples,
+            "seed": self._options.seed,
+            "size": self._backend.size,
+            "task": self._run.name,
+            "options": self._options.model_dump(mode="json"),
+        }
+        self._checkpoints.write(self._step, state, self._backend.save)
 
-    def _save(self, epoch: int) -> None:
-        if self.backend.rank == 0:
-            state = {"step": self.step, "epoch": epoch, "seed": self.options.seed, "size": self.backend.size}
-            folder = self.settings.run_directory / contract.CHECKPOINTS
-            save_checkpoint(folder, state, self.backend.save, keep=self.settings.checkpoint_keep)
+    def _seed(self, part: int) -> None:
+        """Random numbers of a part of the training: 0 is the building, the same on all ranks, then the epochs.
 
-    def _announce(self) -> None:
-        options, size = self.options, self.backend.size
-        self._say(self.backend.describe())
-        self._say(
-            f"{self.backend.train_samples} training and {self.backend.eval_samples} evaluation samples, "
-            f"{self.steps} steps per epoch; global batch {options.batch_size} x {size} = {options.batch_size * size}, "
-            f"learning rate {self.schedule.peak:g} (lr {options.lr:g}, scaling {options.lr_scaling})"
-        )
+        They depend on nothing that came before, so a resumed epoch draws the same ones.
+        """
+        rank = self._backend.rank if part else 0
+        self._backend.seed(int(np.random.SeedSequence([self._options.seed, part, rank]).generate_state(1)[0]))
 
-    def _say(self, text: str) -> None:
-        if self.backend.rank == 0:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
-
-
-class _Window:
-    """What is gathered from one line of progress to the next."""
-
-    def __init__(self) -> None:
-        self.loss_sum: Any = 0.0
-        self.global_samples = 0
-        self.steps = 0
-        self._paused = 0.0
-        self._started = self._last = time.monotonic()
-
-    def add(self, loss: Any, samples: int, global_samples: int) -> None:
-        """Count a step. The loss stays the framework's own scalar, so that a GPU needn't be waited for."""
-        self.loss_sum = self.loss_sum + loss * samples
-        self.global_samples += global_samples
-        self.steps += 1
-        self._last = time.monotonic()
-
-    def restart(self) -> None:
-        """Leave out the time since the last step, which went into something else."""
-        self._paused += time.monotonic() - self._last
-
-    def seconds(self) -> float:
-        """Time spent on the steps."""
-        return max(1e-9, time.monotonic() - self._started - self._paused)
-
-
-def _format(results: dict[str, float]) -> str:
-    return " ".join(f"{name} {value:.4f}" for name, value in results.items())
+    def _check_data(self) -> None:
+        """No rank may think that it has other data: the ranks would take different numbers of steps and hang."""
+        backend = self._backend
+        mine = (backend.train_samples, backend.eval_samples)
+        rank_0 = backend.broadcast_object(mine)
+        if mine != rank_0:
+            raise UsageError(
+                f"rank {backend.rank} has {mine[0]} training and {mine[1]} evaluation samples, rank 0 has {rank_0[0]} "
+                f"and {rank_0[1]}",
+                where=self._run.name,
+                fix="let train_data() and eval_data() give every rank the same samples; the loop shares them out",
+            )
+        if not backend.train_samples:
+            raise UsageError("train_data() has no samples", where=self._run.name)

@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from hvdtrain.train.options import Options
 
-_SCALES = {"none": lambda size: 1.0, "linear": float, "sqrt": math.sqrt}
+
+def scaled_rate(options: Options, size: int) -> float:
+    """The rate for ``size`` workers: `Options.lr` times 1, ``size`` or its square root.
+
+    Linear: Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.1.
+    """
+    factor = {"none": 1.0, "linear": float(size), "sqrt": math.sqrt(size)}[options.lr_scaling]
+    return options.lr * factor
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """Warm-up to ``peak``, then constant or a cosine down to zero.
+    """Warm-up to the scaled rate, then decay.
 
-    Attributes:
-        start: rate before the first step of the warm-up.
-        peak: rate after it.
-        warmup_steps: its length.
-        total_steps: of the whole run.
-        decay: ``none`` or ``cosine``.
+    A warm-up to a scaled rate starts at the unscaled one (Goyal et al., section 2.2), any other at 0. The cosine is
+    that of Loshchilov and Hutter, "SGDR" (2017), without restarts.
     """
 
-    start: float
-    peak: float
-    warmup_steps: int
-    total_steps: int
-    decay: str
+    def __init__(self, options: Options, *, size: int, steps_per_epoch: int) -> None:
+        self._peak = scaled_rate(options, size)
+        self._first = 0.0 if options.lr_scaling == "none" else options.lr
+        self._warmup_steps = round(options.warmup_epochs * steps_per_epoch)
+        self._decay_steps = options.epochs * steps_per_epoch - self._warmup_steps
+        self._decay = options.lr_decay
 
-    @classmethod
-    def of(cls, options: Options, *, size: int, steps_per_epoch: int) -> Schedule:
-        """The schedule that the options ask for with ``size`` workers."""
-        peak = options.lr * _SCALES[options.lr_scaling](size)
-        return cls(
-            start=options.lr if peak > options.lr else 0.0,
-            peak=peak,
-            warmup_steps=round(options.warmup_epochs * steps_per_epoch),
-            total_steps=options.epochs * steps_per_epoch,
-            decay=options.lr_decay,
-        )
-
-    def at(self, step: int) -> float:
-        """Rate of a step; steps count from 0."""
-        if step < self.warmup_steps:
-            return self.start + (self.peak - self.start) * (step + 1) / self.warmup_steps
-        if self.decay == "none":
-            return self.peak
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * done))
+    def __call__(self, step: int) -> float:
+        """The rate of a step, counted from 0 over the whole training."""
+        if step < self._warmup_steps:
+            return self._first + (self._peak - self._first) * (step + 1) / self._warmup_steps
+        if self._decay == "none":
+            return self._peak
+        progress = (step - self._warmup_steps) / self._decay_steps
+        return self._peak * ((1 - progress) if self._decay == "linear" else (1 + math.cos(math.pi * progress)) / 2)

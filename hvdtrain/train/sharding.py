@@ -1,57 +1,54 @@
-"""Which samples each rank takes at each step: all of them once per epoch, whatever their number.
-
-A global step takes ``batch_size`` samples per rank from one order that all ranks share, rank after rank. So two ranks
-with batch B see, step for step, the samples of one process with batch 2B. The last step's remainder is spread as
-evenly as it goes; ranks may then have fewer samples than others, or none.
-"""
+"""Which samples a rank takes at each step: every sample of the epoch exactly once, on exactly one rank."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One rank's part of one global step.
+class Share:
+    """One rank's part of one step.
 
     Attributes:
-        indices: numbers of this rank's samples.
-        global_count: samples of all ranks in this step.
+        indices: the samples, shape ``[samples]``; empty where the step has fewer samples than ranks.
+        total: samples of all ranks in this step.
+        weight: what the rank's mean loss is multiplied by, so that averaging gradients over the ranks gives the mean
+            over the step's samples: ``len(indices) * size / total``. 1 where the ranks have equally many.
     """
 
-    indices: list[int]
-    global_count: int
+    indices: Indices
+    total: int
+    weight: float
 
-    def weight(self, size: int) -> float:
-        """What this rank's mean loss counts in the average over ranks, so that it is the mean over all samples.
 
-        The average is a sum of ``size`` terms over ``size``, and a mean over ``n`` of ``N`` samples has to count
-        ``n / N``: the weight is ``size * n / N``, 1 for a full step.
-        """
-        return size * len(self.indices) / self.global_count
+def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
+    """The order in which an epoch (from 0) visits the samples: the same on every rank, whatever their number.
+
+    numpy keeps ``RandomState``'s streams as they are for ever (NEP 19), so hosts with different versions agree.
+    """
+    return np.random.RandomState([seed, epoch]).permutation(samples).astype(np.int64, copy=False)
 
 
 def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
-    """Global steps that it takes to see every sample once."""
+    """Steps that ``size`` ranks with ``batch_size`` samples each need for all samples; the last may be smaller."""
     return -(-samples // (batch_size * size))
 
 
-def epoch_shards(samples: int, batch_size: int, rank: int, size: int, seed: int, epoch: int) -> list[Shard]:
-    """This rank's shards of an epoch, shuffled by ``(seed, epoch)``, the same on all ranks."""
-    order = np.random.default_rng([seed, epoch]).permutation(samples)
-    global_batch = batch_size * size
-    return [_part(order[start : start + global_batch], rank, size) for start in range(0, samples, global_batch)]
+def shares(order: Indices, batch_size: int, rank: int, size: int) -> Iterator[Share]:
+    """This rank's share of each step, as views into ``order``.
 
-
-def evaluation_batches(samples: int, batch_size: int, rank: int, size: int) -> list[list[int]]:
-    """This rank's batches of the evaluation data: a contiguous part of it, in its own order."""
-    own = _part(np.arange(samples), rank, size).indices
-    return [own[start : start + batch_size] for start in range(0, len(own), batch_size)]
-
-
-def _part(order: np.ndarray, rank: int, size: int) -> Shard:
-    each, rest = divmod(len(order), size)
-    start = rank * each + min(rank, rest)
-    return Shard(order[start : start + each + (rank < rest)].tolist(), len(order))
+    A step takes the next ``batch_size * size`` samples, each rank a contiguous part, in the order of the ranks; what
+    remains for the last step is spread evenly, the lower ranks getting one more.
+    """
+    for start in range(0, len(order), batch_size * size):
+        step = order[start : start + batch_size * size]
+        each, left = divmod(len(step), size)
+        first = rank * each + min(rank, left)
+        mine = step[first : first + each + (rank < left)]
+        yield Share(mine, len(step), len(mine) * size / len(step))

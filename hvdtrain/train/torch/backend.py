@@ -1,134 +1,219 @@
-"""The loop's backend for PyTorch."""
+"""PyTorch on Horovod."""
+
+# ruff: noqa: D102 -- Backend describes its methods
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, SupportsFloat, TypeVar
 
 import horovod.torch as hvd
+import numpy as np
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
+from hvdtrain.errors import UsageError
+from hvdtrain.train.sharding import Indices
 from hvdtrain.train.torch.task import Task
 
-_COMPRESSION = {"none": hvd.Compression.none, "fp16": hvd.Compression.fp16}
+T = TypeVar("T")
+
+MODEL_FILE = "model.pt"
+OPTIMIZER_FILE = "optimizer.pt"
 
 
 class TorchBackend:
-    """One rank of a PyTorch task; see `hvdtrain.train.backend.Backend`."""
+    """One rank's data, model and optimizer (see `hvdtrain.train.backend.Backend` for the methods)."""
 
-    def __init__(self, task: Task, *, compression: str = "none") -> None:
+    def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
+        self._task = task
+        self._compression = compression
         hvd.init()
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.train_samples = 0
         self.eval_samples = 0
-        self._task = task
-        self._compression = _COMPRESSION[compression]
-        self._device = self._choose_device()
-
-    def _choose_device(self) -> torch.device:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(hvd.local_rank())
-            return torch.device("cuda", hvd.local_rank())
-        if "OMP_NUM_THREADS" not in os.environ:
-            # Ranks that share the cores would each start a thread for every core.
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hvd.local_size()))
-        return torch.device("cpu")
-
-    def build(self, seed: int, lr: float) -> None:
-        """Load the data, build model and optimizer, and give all ranks rank 0's initial state."""
-        torch.manual_seed(seed)
-        self._train_data: Any = self._task.train_data()
-        self._eval_data: Any = self._task.eval_data()
-        self.train_samples = len(self._train_data)
-        self.eval_samples = len(self._eval_data) if self._eval_data is not None else 0
-        self._model = self._task.model().to(self._device)
-        optimizer = self._task.optimizer(self._model, lr)
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
-        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-        self._optimizer = hvd.DistributedOptimizer(
-            optimizer, named_parameters=self._model.named_parameters(), compression=self._compression
-        )
-        self._model.train()
-        # Dropout and augmentation must differ from rank to rank, and from the initialisation.
-        torch.manual_seed(seed + 1 + self.rank)
-
-    def batches(self, indices: Sequence[Sequence[int]]) -> Iterator[Any]:
-        """One batch of the training data per list of sample numbers; None for an empty list."""
-        loaded = self._load(self._train_data, [own for own in indices if own])
-        for own in indices:
-            yield next(loaded) if own else None
-
-    def _load(self, data: Any, indices: list[Sequence[int]]) -> Iterator[Any]:
-        if type(data) is TensorDataset:
-            # Its tensors can be indexed by many samples at once, which is far cheaper than collating them.
-            for own in indices:
-                yield self._to_device(data[torch.as_tensor(own)])
-        else:
-            for batch in DataLoader(data, batch_sampler=indices):
-                yield self._to_device(batch)
-
-    def _to_device(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(self._device, non_blocking=True)
-        if isinstance(value, dict):
-            return {key: self._to_device(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return tuple(self._to_device(item) for item in value)
-        return value
-
-    def step(self, batch: Any, weight: float) -> torch.Tensor | float:
-        """One optimizer step; see `hvdtrain.train.backend.Backend.step`."""
-        self._optimizer.zero_grad()
-        if batch is None:
-            # Zero gradients for every parameter: the other ranks wait for this one's part of the average.
-            for parameter in self._model.parameters():
-                if parameter.requires_grad:
-                    (parameter.sum() * 0.0).backward()
-            self._optimizer.step()
-            return 0.0
-        loss = self._task.loss(self._model, batch)
-        (loss if weight == 1 else loss * weight).backward()
-        self._optimizer.step()
-        return loss.detach()
-
-    def set_lr(self, lr: float) -> None:
-        """Learning rate of the next steps."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-
-    def evaluate(self, indices: Sequence[Sequence[int]]) -> dict[str, tuple[float, int]]:
-        """Sum and count of each metric over these batches of the evaluation data."""
-        totals: dict[str, tuple[float, int]] = {}
-        self._model.eval()
-        with torch.no_grad():
-            for batch in self._load(self._eval_data, list(indices)):
-                for name, values in self._task.metrics(self._model, batch).items():
-                    total, count = totals.get(name, (0.0, 0))
-                    totals[name] = (total + values.sum(dtype=torch.float64).item(), count + values.numel())
-        self._model.train()
-        return totals
-
-    def gather(self, value: Any) -> list[Any]:
-        """The value of every rank."""
-        gathered: list[Any] = hvd.allgather_object(value)
-        return gathered
-
-    def save(self, folder: Path) -> None:
-        """Write ``model.pt`` and ``optimizer.pt``, state dicts that load without Horovod."""
-        torch.save(self._model.state_dict(), folder / "model.pt")
-        torch.save(self._optimizer.state_dict(), folder / "optimizer.pt")
+        self._device = _choose_device(hvd.local_rank())
+        self._share_cores(hvd.local_size())
+        self._clips = type(task).on_gradients is not Task.on_gradients
 
     def describe(self) -> str:
-        """Framework, parameters and threads."""
-        parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        where = str(self._device) if self._device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-        return f"PyTorch {torch.__version__}, {self.size} workers with {where} each, {parameters:,} parameters"
+        if self._device.type == "cuda":
+            return f"PyTorch {torch.__version__}, one {torch.cuda.get_device_name(self._device)} each"
+        threads = torch.get_num_threads()
+        return f"PyTorch {torch.__version__}, CPU, {threads} {'thread' if threads == 1 else 'threads'} each"
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+
+    def build(self, lr: float) -> None:
+        self._train_data = self._task.train_data()
+        self._eval_data = self._task.eval_data()
+        self.train_samples = _length(self._train_data, "train_data()")
+        self.eval_samples = 0 if self._eval_data is None else _length(self._eval_data, "eval_data()")
+        self._model = self._task.model().to(self._device)
+        optimizer = self._task.optimizer(self._model, lr)
+        self._rate_ratios = [group["lr"] / lr for group in optimizer.param_groups]
+        self._optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=self._model.named_parameters(),
+            compression=getattr(hvd.Compression, self._compression),
+            # A rank without samples has dense zeros where the others have sparse gradients.
+            sparse_as_dense=True,
+        )
+
+    def broadcast_state(self) -> None:
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        # Horovod's own broadcast_optimizer_state takes a step with zero gradients if there was none yet, and so counts
+        # it and applies weight decay.
+        state = self.broadcast_object(_pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
+        if self.rank != 0:
+            self._optimizer.load_state_dict(_unpack(state))
+
+    def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
+        self._model.train()
+        return self._batches(self._train_data, indices)
+
+    def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
+        for group, ratio in zip(self._optimizer.param_groups, self._rate_ratios, strict=True):
+            group["lr"] = lr * ratio
+        self._optimizer.zero_grad()
+        loss: SupportsFloat = 0.0
+        # Without samples there is no backward pass; the step itself then gives zeros to the average.
+        if samples:
+            mean = _per_sample_or_mean(self._task.loss(self._model, batch), samples, "loss()").mean()
+            (mean if weight == 1 else mean * weight).backward()
+            loss = mean.detach()
+        if self._clips:
+            self._optimizer.synchronize()
+            self._task.on_gradients(self._model)
+            with self._optimizer.skip_synchronize():
+                self._optimizer.step()
+        else:
+            self._optimizer.step()
+        return loss
+
+    def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
+        self._broadcast_buffers()
+        self._model.eval()
+        sums: dict[str, torch.Tensor] = {}
+        arrays = list(indices)
+        with torch.no_grad():
+            for numbers, batch in zip(arrays, self._batches(self._eval_data, arrays), strict=True):
+                if batch is None:
+                    continue
+                for name, value in self._task.metrics(self._model, batch).items():
+                    values = _per_sample_or_mean(value, len(numbers), f"metrics()[{name!r}]").double()
+                    total = values.sum() if values.ndim else values * len(numbers)
+                    sums[name] = sums.get(name, 0) + total
+        self._model.train()
+        return {name: float(total) for name, total in sums.items()}
+
+    def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
+        total = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="hvdtrain.sum")
+        return list(total.tolist())
+
+    def broadcast_object(self, value: T) -> T:
+        result: T = hvd.broadcast_object(value, root_rank=0, name="hvdtrain.object")
+        return result
+
+    def save(self, folder: Path) -> None:
+        _save(self._model.state_dict(), folder / MODEL_FILE)
+        _save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def restore(self, folder: Path) -> None:
+        self._model.load_state_dict(torch.load(folder / MODEL_FILE, map_location="cpu"))
+        self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu"))
 
     def finish(self) -> None:
-        """Wait for all ranks, then leave Horovod."""
         hvd.barrier()
         hvd.shutdown()
+
+    def _batches(self, dataset: Any, indices: Iterable[Indices]) -> Iterator[Any]:
+        arrays = list(indices)
+        filled = [array for array in arrays if len(array)]
+        if type(dataset) is TensorDataset and type(self._task).batches is Task.batches:
+            # Tensors in memory can be indexed as a whole; sample by sample a batch of 64 takes a hundred times longer.
+            loaded: Iterable[Any] = (dataset[torch.from_numpy(array)] for array in filled)
+        else:
+            loaded = self._task.batches(dataset, [array.tolist() for array in filled])
+        batches = iter(loaded)
+        for array in arrays:
+            yield _to(self._device, next(batches)) if len(array) else None
+
+    def _broadcast_buffers(self) -> None:
+        """Each rank keeps running statistics of its own; rank 0's are the ones that are saved."""
+        buffers = dict(self._model.named_buffers())
+        if buffers:
+            hvd.broadcast_parameters(buffers, root_rank=0)
+
+    @staticmethod
+    def _share_cores(local_size: int) -> None:
+        """PyTorch takes every core for itself, and ranks that do so on one host slow each other."""
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_size))
+
+
+def _choose_device(local_rank: int) -> torch.device:
+    """A GPU of its own for each rank of a host. Where a scheduler has given each rank one, that is number 0."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _length(dataset: Any, source: str) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise UsageError(
+            f"{source} gave a {type(dataset).__name__}, which has no length",
+            fix="return a map-style dataset: one with len() and [i], so that its samples can be shared out",
+        ) from error
+
+
+def _per_sample_or_mean(value: Any, samples: int, source: str) -> torch.Tensor:
+    """The value as it is, when it is a scalar or has one number per sample."""
+    tensor = torch.as_tensor(value)
+    if tensor.ndim and tensor.shape != (samples,):
+        raise UsageError(
+            f"the task's {source} has shape {list(tensor.shape)}",
+            fix=f"return the mean of the batch (a scalar) or one value per sample (here [{samples}])",
+        )
+    return tensor
+
+
+def _to(device: torch.device, batch: Any) -> Any:
+    """The batch on the device: tensors in any nesting of tuples, lists and mappings."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {name: _to(device, value) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to(device, value) for value in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_to(device, value) for value in batch)
+    return batch
+
+
+def _pack(state: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), map_location="cpu")
+
+
+def _save(state: Any, path: Path) -> None:
+    """`torch.save`, with the operating system's own error where it can't write."""
+    with path.open("wb") as file:
+        torch.save(state, file)

@@ -1,61 +1,58 @@
-"""What a PyTorch task says: model, optimizer, data, loss, metrics. The loop does the rest."""
+"""A training task in PyTorch."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from hvdtrain.train import options as task_options
-from hvdtrain.train.options import Options
-
-if TYPE_CHECKING:
-    from hvdtrain.train.torch.backend import TorchBackend
-
-__all__ = ["Options", "Task"]
+from hvdtrain.train import task
+from hvdtrain.train.backend import Backend
 
 
-class Task(ABC):
-    """Subclass it, and name the subclass in the job spec as ``module:Class``.
-
-    A batch is what the data gives for several samples, collated: usually a tuple of tensors whose first dimension is
-    the sample. It is on the model's device.
-    """
-
-    Options: type[task_options.Options] = Options
-
-    def __init__(self, options: task_options.Options) -> None:
-        self.options: Any = options
+class Task(task.Task):
+    """Subclass it and give its place, ``module:Class``, as a job's ``task`` (docs/tasks.md has a whole one)."""
 
     @abstractmethod
-    def model(self) -> nn.Module:
-        """A new model. All ranks start from rank 0's."""
+    def model(self) -> torch.nn.Module:
+        """The model, on the CPU. Initial weights may differ by rank: rank 0's are taken."""
 
     @abstractmethod
-    def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-        """A new optimizer for it. The loop sets the learning rate of every step."""
+    def optimizer(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+        """A plain optimizer. The loop distributes it and sets its rate at each step; groups keep their ratio."""
 
     @abstractmethod
     def train_data(self) -> Dataset[Any]:
-        """The whole training data, map-style, the same on all ranks; the loop shards it."""
+        """All training samples, a map-style dataset (``len()`` and ``[i]``), on every rank the same."""
 
     def eval_data(self) -> Dataset[Any] | None:
-        """The whole evaluation data, map-style; None for no evaluation."""
+        """All samples of the evaluation, likewise; None: no evaluation."""
         return None
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        """Mean loss over the batch's samples, a scalar."""
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        """The batch's mean loss, or one loss per sample, shape ``[samples]``. The batch is on the model's device."""
 
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-        """Values of each metric, of any shape with the sample first; their mean over all values is reported."""
-        return {"loss": self.loss(model, batch).reshape(1)}
+    def metrics(self, model: torch.nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        """What the evaluation reports as ``eval_<name>``: each a mean of the batch or one value per sample.
 
-    def backend(self, *, compression: str = "none") -> TorchBackend:
-        """The part that knows PyTorch and Horovod."""
+        Called without gradients and with the model in evaluation mode.
+        """
+        return {"loss": self.loss(model, batch)}
+
+    def on_gradients(self, model: torch.nn.Module) -> None:
+        """Called when the gradients are averaged over the ranks, before the optimizer's step: clip them here."""
+
+    def batches(self, dataset: Dataset[Any], indices: Iterable[list[int]]) -> Iterable[Any]:
+        """A batch for each list of sample numbers. Override it for workers, pinned memory or padding."""
+        return DataLoader(dataset, batch_sampler=indices)
+
+    def backend(self, *, compression: Literal["none", "fp16"]) -> Backend:
+        """Start PyTorch and Horovod in this process."""
+        # Horovod is loaded when training starts, so that a task's options can be checked where it isn't built.
         from hvdtrain.train.torch.backend import TorchBackend
 
         return TorchBackend(self, compression=compression)
