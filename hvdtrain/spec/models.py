@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from hvdtrain.spec.fields import (
+    CHOICE,
+    NUMBER,
+    SECTION,
+    WHOLE_NUMBER,
+    AnyValue,
+    Boolean,
+    Command,
+    JobName,
+    OptionalPath,
+    TaskName,
+    Text,
+    VariableName,
+    VariablePattern,
+)
 
 
 class Section(BaseModel):
@@ -17,93 +32,93 @@ class Section(BaseModel):
 class Hosts(Section):
     """Where to run. Without it: this machine, with a slot for each GPU, or for each core where it has no GPU."""
 
-    file: Path | None = None
-    """Hostfile, relative to the spec's folder."""
+    file: OptionalPath = None
+    """Hostfile, relative to the spec's folder. Either this or `hosts.list`."""
 
-    list: tuple[str, ...] = ()
+    list: tuple[Text, ...] = ()
     """Hosts in place of a file, as in a hostfile: `node[01-04]:8`, `[fe80::1]:2`, `user@gpu7 slots=4`."""
 
-    include: tuple[str, ...] = ()
+    include: tuple[Text, ...] = ()
     """Only these of the hosts (names or ranges)."""
 
-    exclude: tuple[str, ...] = ()
+    exclude: tuple[Text, ...] = ()
     """All of the hosts but these (names or ranges)."""
 
 
 class Environment(Section):
     """Which environment variables reach the workers, beside the documented base."""
 
-    set: dict[str, str] = {}
-    """Variables and their values, unchanged by any shell."""
+    set: Annotated[dict[VariableName, Text], SECTION] = {}
+    """Variables and their values, unchanged by any shell. Numbers need no quotes and arrive as written."""
 
-    forward: tuple[str, ...] = ()
+    forward: tuple[VariablePattern, ...] = ()
     """Variables passed on from the launcher's own environment; `HF_*` stands for all that match."""
 
-    secrets: tuple[str, ...] = ()
-    """The same, for values that must appear on no command line, in no log, plan or run directory."""
+    secrets: tuple[VariableName, ...] = ()
+    """The same, each by its name, for values that must appear on no command line, in no log, plan or run directory."""
 
 
 class Checkpoint(Section):
     """What a task's rank 0 saves. A `command` saves for itself."""
 
-    every_steps: Annotated[int, Field(ge=1)] | None = 100
+    every_steps: Annotated[Annotated[int, Field(ge=1)] | None, WHOLE_NUMBER] = 100
     """Steps between two checkpoints; null: only at the end."""
 
-    keep: Annotated[int, Field(ge=1)] = 3
+    keep: Annotated[int, Field(ge=1), WHOLE_NUMBER] = 3
     """How many of the newest checkpoints are kept."""
 
 
 class HorovodSettings(Section):
     """How Horovod reduces. null leaves Horovod's own default."""
 
-    fusion_threshold_mb: Annotated[int, Field(ge=0, le=4096)] | None = None
+    fusion_threshold_mb: Annotated[Annotated[int, Field(ge=0, le=4096)] | None, WHOLE_NUMBER] = None
     """Size of the tensor fusion buffer, in MB; 0 turns fusion off. Horovod's default is 128."""
 
-    cycle_time_ms: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    cycle_time_ms: Annotated[Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None, NUMBER] = None
     """Time between two rounds of negotiation, in milliseconds. Horovod's default is 1."""
 
-    compression: Literal["none", "fp16"] = "none"
+    compression: Annotated[Literal["none", "fp16"], CHOICE] = "none"
     """Gradients on the wire, for a `task`. fp16 helps on a slow link and hurts on a CPU with a fast one."""
 
-    autotune: bool = False
+    autotune: Boolean = False
     """Let Horovod search fusion threshold and cycle time while it trains."""
 
 
 class JobSpec(Section):
     """One training job."""
 
-    name: Annotated[str, Field(min_length=1, max_length=100)] = ""
-    """Name of the job and of its folder under `runs/`. Default: the spec's file name."""
+    name: JobName = ""
+    """Name of the job and of its folder under `runs/`. Default: the spec's file name without its ending."""
 
-    task: str | None = None
+    task: TaskName = None
     """`module:Class` of a training task. Either this or `command`."""
 
-    command: tuple[str, ...] | None = None
+    command: Command = None
     """Program and arguments of every worker, a list, never a shell line. Either this or `task`."""
 
-    options: dict[str, Any] = {}
+    options: Annotated[dict[str, AnyValue], SECTION] = {}
     """The task's options, such as `epochs`, `batch_size` (samples per worker and step) and `lr`."""
 
-    directory: Path | None = None
-    """Working directory of the workers. Default: the spec's folder."""
+    directory: OptionalPath = None
+    """Working directory of the workers, relative to the spec's folder. Default: the spec's folder."""
 
-    processes: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """How many workers. Default: every slot of the hosts."""
+    processes: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
+    """How many workers. null: one for every slot of the hosts."""
 
-    oversubscribe: bool = False
+    oversubscribe: Boolean = False
     """Allow more workers than slots."""
 
-    hosts: Hosts = Hosts()
+    hosts: Annotated[Hosts, SECTION] = Hosts()
     """Where to run."""
 
-    controller: Literal["auto", "mpi", "gloo"] = "auto"
+    controller: Annotated[Literal["auto", "mpi", "gloo"], CHOICE] = "auto"
     """Who starts the workers and carries CPU tensors. auto: MPI on one host where it is built, else Gloo."""
 
-    env: Environment = Environment()
+    env: Annotated[Environment, SECTION] = Environment()
     """Environment of the workers."""
 
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Annotated[Checkpoint, SECTION] = Checkpoint()
     """What a task saves, and when."""
 
-    horovod: HorovodSettings = HorovodSettings()
+    horovod: Annotated[HorovodSettings, SECTION] = HorovodSettings()
     """Horovod's own settings."""

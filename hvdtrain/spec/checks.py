@@ -1,0 +1,58 @@
+"""What a spec can't ask for at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hvdtrain.spec.models import JobSpec
+from hvdtrain.spec.yaml_reader import KeyPath
+
+# Keys of `horovod` and the variable that says the same.
+_HOROVOD_VARIABLES = {
+    "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "autotune": "HOROVOD_AUTOTUNE",
+}
+# Names may come from `${...}`, so they're not shown.
+_TWICE = "this variable is in env.{} too: keep it in one of them"
+
+
+def contradictions(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[KeyPath, str]]:
+    """Each contradiction, with the path of the key that should go.
+
+    Args:
+        spec: the spec; faulty values have been left out of it.
+        given: whether the user gave a key, faulty or not.
+    """
+    yield from _what_runs(spec, given)
+    if spec.hosts.file and spec.hosts.list:
+        yield ("hosts", "list"), "give either hosts.file or hosts.list, not both"
+    yield from _variables(spec)
+
+
+def _what_runs(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[KeyPath, str]]:
+    if not given(("task",)) and not given(("command",)):
+        yield (), "nothing to run: give 'task' or 'command'"
+    if given(("task",)) and given(("command",)):
+        yield ("command",), "give either task or command, not both"
+    elif given(("command",)):
+        if spec.options:
+            yield ("options",), "options are a task's: a command takes its arguments in its list"
+        if given(("checkpoint",)):
+            yield ("checkpoint",), "checkpoint is for a task: a command saves for itself"
+        if spec.horovod.compression != "none":
+            yield ("horovod", "compression"), "compression is for a task: a command compresses for itself"
+
+
+def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
+    env = spec.env
+    for index, name in enumerate(env.forward):
+        if name in env.set:
+            yield ("env", "forward", index), f"env.forward[{index}]: {_TWICE.format('set')}"
+    for index, name in enumerate(env.secrets):
+        for other, names in (("set", env.set), ("forward", env.forward)):
+            if name in names:
+                yield ("env", "secrets", index), f"env.secrets[{index}]: {_TWICE.format(other)}"
+    for key, variable in _HOROVOD_VARIABLES.items():
+        if variable in env.set and getattr(spec.horovod, key):
+            yield ("env", "set", variable), f"horovod.{key} sets {variable} already: keep one of them"
