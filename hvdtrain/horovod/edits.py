@@ -1,0 +1,117 @@
+"""The edits of Horovod's sources that let them build against today's frameworks.
+
+Each says what it expects to find, so that a source that isn't the known one is refused, not half changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.horovod.toolchain import Toolchain
+
+# Part of the cache's key: raise it when an edit changes.
+REVISION = 1
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One replacement in one file.
+
+    Attributes:
+        file: relative to the sources.
+        old: text that must be there exactly once.
+        new: what replaces it, from the toolchain.
+        why: for the reader of the log.
+        applies: whether the toolchain needs it.
+    """
+
+    file: str
+    old: str
+    new: Callable[[Toolchain], str]
+    why: str
+    applies: Callable[[Toolchain], bool]
+
+
+def _needs_newer_standard(than: int) -> Callable[[Toolchain], bool]:
+    return lambda toolchain: toolchain.cxx_standard > than
+
+
+def _lacks_xla_header(toolchain: Toolchain) -> bool:
+    return any(
+        framework.name == "tensorflow" and not (framework.include / "highwayhash" / "arch_specific.h").is_file()
+        for framework in toolchain.frameworks
+    )
+
+
+def _standard(toolchain: Toolchain) -> str:
+    return f"set(CMAKE_CXX_STANDARD {toolchain.cxx_standard})"
+
+
+EDITS = (
+    Edit(
+        "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        _standard,
+        "the frameworks' headers refuse C++14 (horovod issue 3996); -std= in CXXFLAGS is stripped by this file",
+        _needs_newer_standard(14),
+    ),
+    Edit(
+        "horovod/torch/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        _standard,
+        "the same, for PyTorch's part",
+        _needs_newer_standard(14),
+    ),
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 17)",
+        _standard,
+        "the same, for TensorFlow's part",
+        _needs_newer_standard(17),
+    ),
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")\n',
+        lambda _: "",
+        "this file needs highwayhash/arch_specific.h, which TensorFlow ships no more; it holds only the XLA path",
+        _lacks_xla_header,
+    ),
+    Edit(
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable",
+        lambda _: "from shutil import which as find_executable",
+        "Python 3.12 has no distutils, and horovodrun imports this file always",
+        lambda _: True,
+    ),
+)
+
+
+def apply_edits(sources: Path, toolchain: Toolchain) -> list[Edit]:
+    """Change the sources as the toolchain needs it. Returns the edits that were made.
+
+    Raises:
+        HvdtrainError: the text that an edit replaces isn't there; nothing was changed.
+    """
+    wanted = [edit for edit in EDITS if edit.applies(toolchain)]
+    texts = {edit.file: _read(sources, edit.file) for edit in wanted}
+    for edit in wanted:
+        if texts[edit.file].count(edit.old) != 1:
+            raise HvdtrainError(
+                f"these aren't the sources of Horovod that the edits are made for: '{edit.old.strip()}' is missing",
+                where=str(sources / edit.file),
+                fix="use Horovod 0.28.1's own source package",
+            )
+        texts[edit.file] = texts[edit.file].replace(edit.old, edit.new(toolchain))
+    for file, text in texts.items():
+        (sources / file).write_text(text)
+    return wanted
+
+
+def _read(sources: Path, file: str) -> str:
+    try:
+        return (sources / file).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,84 @@
+"""Proves an installed Horovod by real two-process allreduces, one for each framework and controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from hvdtrain.horovod.installed import Installed
+from hvdtrain.processes import end_with_parent
+
+TIMEOUT_S = 180
+_SCRIPTS = {
+    "torch": """
+import torch, horovod.torch as hvd
+hvd.init()
+result = hvd.allreduce(torch.arange(1000.0) * (hvd.rank() + 1), op=hvd.Sum)
+assert hvd.size() == 2 and torch.equal(result, torch.arange(1000.0) * 3), result
+hvd.barrier()
+""",
+    "tensorflow": """
+import tensorflow as tf, horovod.tensorflow as hvd
+hvd.init()
+result = hvd.allreduce(tf.range(1000.0) * (hvd.rank() + 1), op=hvd.Sum)
+assert hvd.size() == 2 and bool(tf.reduce_all(result == tf.range(1000.0) * 3)), result
+hvd.barrier()
+""",
+}
+# Lines that are shown of a proof that failed.
+_TAIL = 12
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Result of one allreduce.
+
+    Attributes:
+        framework: ``torch`` or ``tensorflow``.
+        controller: ``gloo`` or ``mpi``.
+        error: lines of output that show why it failed; empty if it didn't.
+    """
+
+    framework: str
+    controller: str
+    error: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the sums were right on both processes."""
+        return not self.error
+
+
+def prove(horovod: Installed, framework: str, controller: str) -> Proof:
+    """Run two processes that allreduce a tensor of 1,000 numbers, and check the sums."""
+    command = [
+        str(horovod.horovodrun), "-np", "2", "-H", "localhost:2", f"--{controller}", "--disable-cache",
+        sys.executable, "-c", _SCRIPTS[framework],
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        start_new_session=True,
+        preexec_fn=end_with_parent(signal.SIGTERM),
+    )
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return Proof(framework, controller, (f"no result within {TIMEOUT_S} s",))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode == 0:
+        return Proof(framework, controller, ())
+    lines = tuple(line for line in output.splitlines() if line.strip())[-_TAIL:]
+    return Proof(framework, controller, lines or (f"horovodrun ended with status {process.returncode}",))
