@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +95,23 @@ def test_a_file_name_that_is_no_job_name(stem: str, tmp_path: Path) -> None:
     assert first.endswith(": give the spec a 'name'")
     assert second == "processes: expected at least 1, found the number 0"
     assert load_spec(path, ["name=other", "processes=1"]).name == "other"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["python train.py --lr 0.1 -n 2", "./run -x --name=a.b 'two words' it\\'s", "bash -c 'a; b' @x *.py null no - 1e3",
+     "ls [a] {b} 'c, d' '#e' f: '' ~/x"],
+)  # fmt: skip
+def test_the_list_that_is_offered_for_a_shell_line_is_right(line: str, tmp_path: Path) -> None:
+    (shown,) = messages(yaml.safe_dump({"command": line})).splitlines()
+    _, _, offered = shown.rpartition("; write ")
+    (tmp_path / "fixed.yaml").write_text(f"command: {offered}\n")
+    assert load_spec(tmp_path / "fixed.yaml").command == tuple(shlex.split(line))
+
+
+@pytest.mark.parametrize("line", ["", "echo 'x", "echo '\"'", "echo a\\\\b", "cd $DIR"])
+def test_no_list_is_offered_for_a_line_that_needs_a_shell_or_escapes(line: str) -> None:
+    assert "write" not in messages(f"command: {json.dumps(line)}\n")
 
 
 def test_a_flood_of_faults_is_cut() -> None:

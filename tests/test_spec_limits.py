@@ -97,20 +97,24 @@ def test_any_text_is_a_spec_or_an_input_error(tmp_path: Path, content: str | byt
 
 
 KEYS = ["task", "command", "options", "name", "processes", "hosts", "env", "checkpoint", "horovod", "directory",
-        "oversubscribe", "controller", "nonsense"]  # fmt: skip
+        "oversubscribe", "controller", "nonsense", "[key]"]  # fmt: skip
 ANYTHING = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10), st.sampled_from(["a:B", "~"])
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from(["file", "list", "set", "forward", "secrets", "keep", "X"]), inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(["file", "list", "set", "forward", "secrets", "keep", "X", "[key]"]), inner, max_size=4
+        ),
     ),
     max_leaves=8,
 )
 
 
 @NO_CHECKS
+@example({"[key]": 1})
+@example({"env": {"set": {"[key]": 1}}, "options": {"[key]": float("nan")}})
 @given(st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=8))
 def test_any_data_is_a_spec_or_an_input_error(tmp_path: Path, data: dict[str, object]) -> None:
     with suppress(InputError):

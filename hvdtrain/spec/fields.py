@@ -28,6 +28,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|BASH_FUNC_[^\s=*?\[\]]+%%")
 _VARIABLE_PATTERN = re.compile(r"[A-Za-z0-9_%*?\[\]!-]+")
 _IDENTIFIER = r"[^\W\d]\w*"
 _TASK = rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}"
+_WORD = re.compile(r"(--?)?[A-Za-z/.]*[A-Za-z][\w./=-]*")  # needs no quotes in a YAML list
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _NAME_BYTES = 200  # most file systems allow 255
 
@@ -73,8 +74,12 @@ def _number(value: Any, expected: str = "a number") -> Any:
         return value.number()
     if value.typed_kind is Kind.NULL:
         return None
-    in_quotes = value.kind is Kind.TEXT and core_kind(value.text) in (Kind.INTEGER, Kind.NUMBER)
-    raise UnfitError(expected, "take the quotes off" if in_quotes else None)
+    if value.from_variable:
+        raise UnfitError(expected)
+    digits = value.text.replace("_", "")
+    if core_kind(digits) not in (Kind.INTEGER, Kind.NUMBER):
+        raise UnfitError(expected)
+    raise UnfitError(expected, "take the quotes off" if digits == value.text else f"write {digits}")
 
 
 def _boolean(value: Any) -> Any:
@@ -111,13 +116,15 @@ def _command(value: Any) -> Any:
 
 
 def _as_list(line: str) -> str | None:
+    """How a shell line would be written as a list, if that needs no escapes."""
     try:
         words = shlex.split(line)
     except ValueError:
         return None
-    plain = re.compile(r"[\w./=+-]+")
-    listed = [word if plain.fullmatch(word) and core_kind(word) is Kind.TEXT else f'"{word}"' for word in words]
-    return f"write [{', '.join(listed)}]" if words and not any(set(word) & set('"\\') for word in words) else None
+    if not words or any(set(word) & set('"\\$') or not word.isprintable() for word in words):
+        return None
+    listed = [word if _WORD.fullmatch(word) and core_kind(word) is Kind.TEXT else f'"{word}"' for word in words]
+    return f"write [{', '.join(listed)}]"
 
 
 def _check_command(command: tuple[str, ...]) -> tuple[str, ...]:

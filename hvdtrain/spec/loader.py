@@ -70,7 +70,7 @@ def _validate(document: Document, unfilled: Container[KeyPath], problems: list[P
         spec = JobSpec.model_validate(document.data)
     except ValidationError as error:
         problems += islice(problems_of(error, document, unfilled), MAX_PROBLEMS + 1)
-        spec = JobSpec.model_validate(_without(document.data, faulty_paths(error)))
+        spec = JobSpec.model_validate(_without(document.data, faulty_paths(error, document)))
 
     def given(path: KeyPath) -> bool:
         value = document.get(path)

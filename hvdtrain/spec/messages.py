@@ -31,30 +31,33 @@ _LIMITS = {
     "greater_than": ("more than", "gt"),
     "less_than_equal": ("at most", "le"),
 }
-_KEY = "[key]"  # pydantic's last step where a mapping's key is at fault
 _LONGEST_KEY = 60  # of a longer one no key is near
 
 
-def faulty_paths(error: ValidationError) -> list[KeyPath]:
-    """Paths of the values that pydantic refused."""
-    return [_path(details) for details in error.errors(include_url=False, include_input=False, include_context=False)]
+def faulty_paths(error: ValidationError, document: Document) -> list[KeyPath]:
+    """Paths of the values that pydantic refused, also where it refused a value's key."""
+    return [_path(details, document)[0] for details in error.errors(include_url=False, include_input=False)]
 
 
 def problems_of(error: ValidationError, document: Document, known: Container[KeyPath]) -> Iterator[Problem]:
     """One sentence with its place for each fault that pydantic found in values that aren't known as faulty."""
     for details in error.errors(include_url=False, include_input=False):
-        path = _path(details)
+        path, at_key = _path(details, document)
         if details["type"] == "extra_forbidden":
             yield document.problem(path, _unknown_key(path), at_key=True)
-        elif details["loc"][-1] == _KEY:
+        elif at_key:
             key = Scalar(str(path[-1]), in_quotes=True, written=str(path[-1]))
             yield document.problem(path, f"{dotted(path)}: {_sentence(details, key, path)}", at_key=True)
         elif path not in known:
             yield document.problem(path, f"{dotted(path)}: {_sentence(details, document.get(path), path)}")
 
 
-def _path(details: ErrorDetails) -> KeyPath:
-    return tuple(step for step in details["loc"] if step != _KEY)
+def _path(details: ErrorDetails, document: Document) -> tuple[KeyPath, bool]:
+    """The path of a faulty value, and whether its key is at fault: pydantic then adds a step of its own."""
+    path = details["loc"]
+    if path[-1] == "[key]" and document.get(path) is None:
+        return path[:-1], True
+    return path, False
 
 
 def _sentence(details: ErrorDetails, found: Data, path: KeyPath) -> str:

@@ -159,7 +159,7 @@ def _values(schema: dict[str, Any]) -> str:
     if schema["type"] == "array":
         return f"list of {_values(schema['items'])}"
     if schema["type"] == "object":
-        items = schema["additionalProperties"]
+        items = schema.get("additionalProperties", True)
         return "mapping" if items is True else f"mapping to {_values(items)}"
     if schema.get("format") == "path":
         return "path"
@@ -169,4 +169,4 @@ def _values(schema: dict[str, Any]) -> str:
 
 def _range(schema: dict[str, Any]) -> str:
     limits = (("minimum", "at least"), ("exclusiveMinimum", "more than"), ("maximum", "at most"))
-    return "".join(f", {words} {schema[name]}" for name, words in limits if name in schema)
+    return "".join(f", {words} {schema[name]:g}" for name, words in limits if name in schema)

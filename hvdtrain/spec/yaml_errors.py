@@ -25,18 +25,18 @@ _EXPLANATIONS = (
     ("<document start>", "a second document begins here: a job spec is one document", False),
     ("could not find expected", "this line has no ': ' after its key", True),
     ("undefined tag handle", "text that begins with '!' must be in quotes", False),
-    ("expected key", "this doesn't fit what stands before it: indent all keys of a mapping alike, and double a quote "
-     "inside quotes", False),
     ("node content", "a value is missing here, or it needs quotes", False),
-    ("expected '-'", "this doesn't fit the list before it: begin each item with '- ', or indent it further", False),
+    ("parsing a block mapping", "this doesn't fit what stands before it: indent all keys of a mapping alike, and "
+     "double a quote inside quotes", False),
+    ("parsing a block collection", "this doesn't fit the list before it: begin each item with '- ', or indent it "
+     "further", False),
     ("maximum nesting depth", "lists and mappings are nested too deep", False),
-    ("<block end>", "this doesn't fit what stands before it: indent all keys of a mapping alike", False),
 )  # fmt: skip
 
 
 def explain_yaml_error(error: yaml.MarkedYAMLError, text: str, source: str) -> Problem:
     """One sentence, with its place, on why a text isn't YAML."""
-    problem = str(error.problem)
+    problem = f"{error.context}: {error.problem}" if error.context else str(error.problem)
     mark = error.problem_mark or error.context_mark
     assert mark is not None
     at_mark = _characters_at(text, mark)
