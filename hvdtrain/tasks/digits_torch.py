@@ -24,6 +24,9 @@ class DigitsOptions(Options):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Of stochastic gradient descent."""
 
+    dropout: Annotated[float, Field(ge=0, lt=0.5)] = 0.25
+    """Share of the convolutions' outputs that is dropped in training; twice that of the dense layer's."""
+
 
 class Digits(Task):
     """Ten classes, 1,437 training and 360 test images, stochastic gradient descent with momentum."""
@@ -32,10 +35,11 @@ class Digits(Task):
 
     def model(self) -> nn.Module:
         """Two convolutions and two dense layers, 153,000 parameters."""
+        dropout = self.options.dropout
         return nn.Sequential(
             nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(dropout),
+            nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Dropout(2 * dropout),
             nn.Linear(128, digits_data.CLASSES),
         )  # fmt: skip
 

@@ -69,7 +69,7 @@ class Progress:
         """Say what is about to run, the global batch and the effective learning rate among it."""
         if not self._silent:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-        workers = "1 worker" if backend.size == 1 else f"{backend.size} workers"
+        workers = _count(backend.size, "worker")
         rate = f"learning rate {scaled_rate(options, backend.size):.4g}"
         if options.lr_scaling != "none":
             rate += f" ({options.lr:g}, {options.lr_scaling} scaling for {workers})"
@@ -80,7 +80,7 @@ class Progress:
         self._say(f"{name} on {workers}: {backend.describe()}")
         self._say(
             f"{backend.train_samples} training and {backend.eval_samples} evaluation samples; "
-            f"{options.epochs} epochs of {steps_per_epoch} steps"
+            f"{_count(options.epochs, 'epoch')} of {_count(steps_per_epoch, 'step')}"
         )
         self._say(f"global batch {options.batch_size * backend.size} ({options.batch_size} per worker); {rate}")
 
@@ -102,7 +102,7 @@ class Progress:
     def done(self, steps: int, seconds: float, results: Mapping[str, float]) -> None:
         """The training has ended well."""
         result = f": {_in_words(results)}" if results else ""
-        self._say(f"done after {self._epochs} epochs, {steps} steps and {seconds:.1f} s{result}")
+        self._say(f"done after {_count(self._epochs, 'epoch')}, {_count(steps, 'step')} and {seconds:.1f} s{result}")
 
     def _place(self, epoch: int, step: int) -> str:
         width = len(str(self._steps))
@@ -125,6 +125,10 @@ class Progress:
                     where=str(self._path),
                     fix="free some space or choose another folder with --runs DIRECTORY",
                 ) from error
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _in_words(results: Mapping[str, float]) -> str:
