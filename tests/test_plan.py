@@ -221,6 +221,12 @@ def test_only_what_the_spec_says_reaches_the_workers() -> None:
     assert made.secrets == ("TOKEN",)
 
 
+def test_a_secret_stays_out_whatever_else_matches_it() -> None:
+    shell = FACTS.environment | {"HF_TOKEN": "h", "NCCL_KEY": "n"}
+    env = Environment(forward=("HF_*",), secrets=("HF_TOKEN", "NCCL_KEY"))
+    assert not {"HF_TOKEN", "NCCL_KEY"} & set(plan(spec(env=env), hosts(1), environment=shell).environment)
+
+
 @pytest.mark.parametrize("key", ["forward", "secrets"])
 def test_a_variable_that_is_not_set(key: str) -> None:
     env = Environment(**{key: ("TOKEN", "MISSING")})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any
 
@@ -68,9 +67,4 @@ def main() -> None:
         status = ExitStatus.USAGE
     except (click.Abort, KeyboardInterrupt):
         status = ExitStatus.INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone (`hvdtrain … | head`): that is no error. Python would report it once more
-        # when it flushes standard output at exit, so give it somewhere to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = ExitStatus.DONE
     sys.exit(int(status or 0))

@@ -35,9 +35,14 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def worker_environment(
-    launcher: Mapping[str, str], *, python: str, set_values: Mapping[str, str], forward: Iterable[str]
+    launcher: Mapping[str, str],
+    *,
+    python: str,
+    set_values: Mapping[str, str],
+    forward: Iterable[str],
+    secrets: Iterable[str] = (),
 ) -> dict[str, str]:
-    """The workers' variables without secrets: base, then forwarded, then set.
+    """The workers' variables without the secrets, which also no pattern lets in: base, then forwarded, then set.
 
     The interpreter's own folder comes first on PATH, so that ``command: [python, train.py]`` means the Python that
     Horovod was built for, also when its environment isn't activated.
@@ -46,7 +51,7 @@ def worker_environment(
         UsageError: a variable to forward isn't set (a pattern may match nothing).
     """
     _require(launcher, forward, key="env.forward")
-    names = [name for name in matching(launcher, (*BASE, *forward)) if name not in matching([name], _PRIVATE)]
+    names = set(matching(launcher, (*BASE, *forward))) - set(matching(launcher, _PRIVATE)) - set(secrets)
     environment = {name: launcher[name] for name in names}
     folder = str(Path(python).parent)
     rest = environment.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")

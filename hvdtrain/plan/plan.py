@@ -75,7 +75,11 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
 
     check_secrets(facts.environment, spec.env.secrets)
     environment = worker_environment(
-        facts.environment, python=facts.python, set_values=spec.env.set, forward=spec.env.forward
+        facts.environment,
+        python=facts.python,
+        set_values=spec.env.set,
+        forward=spec.env.forward,
+        secrets=spec.env.secrets,
     )
     environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
     if spec.task is not None:
