@@ -18,6 +18,7 @@ from hvdtrain.horovod import build as building
 from hvdtrain.horovod import cache, source
 from hvdtrain.horovod import check as checking
 from hvdtrain.horovod import installed as installing
+from hvdtrain.horovod import prove as proving
 from hvdtrain.horovod.check import check
 from hvdtrain.horovod.diagnose import first_error
 from hvdtrain.horovod.edits import EDITS, apply_edits
@@ -267,6 +268,11 @@ def test_a_stored_wheel_is_found(tmp_path: Path, own_cache: Path) -> None:
     found = cache.cached_wheel("key")
     assert found is not None
     assert found.read_text() == "second"
+    assert not cache.is_proved("key")
+    cache.mark_proved("key")
+    assert cache.is_proved("key")
+    cache.store("key", wheel, {"a": 1})
+    assert not cache.is_proved("key")
     assert sorted(path.name for path in own_cache.iterdir()) == ["key", "key.lock"]
 
 
@@ -376,6 +382,21 @@ def test_check_of_what_does_not(versions: dict[str, str | None]) -> None:
         False,
         "built against another MPI: hvdtrain horovod build",
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (
+            "noise\n[1]<stderr>:Traceback\n[1]<stderr>:ValueError: x\n[0]<stdout>:a\nTraceback of horovodrun\n",
+            "ValueError: x",
+        ),
+        ("noise\n[1,0]<stderr>:ImportError: y\n--------\nmpirun detected\n", "ImportError: y"),
+        ("could not find mpirun\n", "could not find mpirun"),
+    ],
+)
+def test_a_failed_proof_shows_the_worker(output: str, expected: str) -> None:
+    assert proving._evidence(output)[-1] == expected
 
 
 # --- the sources -------------------------------------------------------------------------------------------------

@@ -80,14 +80,14 @@ def build(request: Request, progress: Progress) -> Installed:
         wheel = None if request.rebuild else cache.cached_wheel(key)
         if wheel is not None:
             progress.step(f"found in the cache: {wheel}")
-            _install(wheel)
-            return _require_installed()
-        with tempfile.TemporaryDirectory(prefix="hvdtrain-build-") as name:
-            wheel = _compile(Path(name), toolchain, record, request, progress)
-            _install(wheel)
-            horovod = _require_installed()
+        else:
+            with tempfile.TemporaryDirectory(prefix="hvdtrain-build-") as name:
+                wheel = cache.store(key, _compile(Path(name), toolchain, record, request, progress), record)
+        _install(wheel)
+        horovod = _require_installed()
+        if not cache.is_proved(key):
             _prove_all(horovod, progress)
-            cache.store(key, wheel, record)
+            cache.mark_proved(key)
         return horovod
 
 
@@ -232,7 +232,7 @@ def _prove_all(horovod: Installed, progress: Progress) -> None:
     """Every framework with every controller.
 
     Raises:
-        CheckFailedError: one of them doesn't work; the wheel isn't kept.
+        CheckFailedError: one of them doesn't work.
     """
     for framework in horovod.frameworks:
         for controller in horovod.controllers:

@@ -1,4 +1,4 @@
-"""Wheels that were built and proved, kept under everything that they were compiled against."""
+"""Wheels that were built, kept under everything that they were compiled against."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 RECORD_FILE = "build.json"
+PROVED_FILE = "proved"
 
 
 def cache_folder() -> Path:
@@ -45,6 +46,16 @@ def locked(key: str) -> Iterator[None]:
 def cached_wheel(key: str) -> Path | None:
     """The wheel of an entry, or None."""
     return next((cache_folder() / key).glob("*.whl"), None)
+
+
+def is_proved(key: str) -> bool:
+    """Whether an entry's wheel has passed its proof."""
+    return (cache_folder() / key / PROVED_FILE).is_file()
+
+
+def mark_proved(key: str) -> None:
+    """Note that an entry's wheel has passed its proof."""
+    (cache_folder() / key / PROVED_FILE).touch()
 
 
 def store(key: str, wheel: Path, record: dict[str, Any]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,11 +27,13 @@ import tensorflow as tf, horovod.tensorflow as hvd
 hvd.init()
 result = hvd.allreduce(tf.range(1000.0) * (hvd.rank() + 1), op=hvd.Sum)
 assert hvd.size() == 2 and bool(tf.reduce_all(result == tf.range(1000.0) * 3)), result
-hvd.barrier()
+hvd.allreduce(tf.zeros(1), name="barrier")
 """,
 }
 # Lines that are shown of a proof that failed.
 _TAIL = 12
+# How horovodrun and mpirun mark a worker's lines.
+_OF_A_WORKER = re.compile(r"^\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
 
 
 @dataclass(frozen=True)
@@ -80,5 +83,14 @@ def prove(horovod: Installed, framework: str, controller: str) -> Proof:
         process.wait()
     if process.returncode == 0:
         return Proof(framework, controller, ())
-    lines = tuple(line for line in output.splitlines() if line.strip())[-_TAIL:]
-    return Proof(framework, controller, lines or (f"horovodrun ended with status {process.returncode}",))
+    return Proof(framework, controller, _evidence(output) or (f"horovodrun ended with status {process.returncode}",))
+
+
+def _evidence(output: str) -> tuple[str, ...]:
+    """The last lines of one worker, or of horovodrun where no worker said anything."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    by_worker: dict[str, list[str]] = {}
+    for line in lines:
+        if match := _OF_A_WORKER.match(line):
+            by_worker.setdefault(match[1], []).append(line[match.end() :])
+    return tuple(max(by_worker.values(), key=len, default=lines)[-_TAIL:])
