@@ -7,35 +7,28 @@ import sys
 import time
 
 from hvdtrain import contract
-from hvdtrain.errors import HvdtrainError
+from hvdtrain.errors import ExitStatus, HvdtrainError, InputError
 from hvdtrain.train.load import load_run, load_task
 from hvdtrain.train.loop import train
 
-# Faults in the task or its options are rank 0's to tell. Its end ends the job; the other ranks wait that long for it,
-# and then speak for themselves: their host may lack what rank 0's has.
+# Most faults are every rank's, and rank 0 tells them for all: its end ends the job. The others wait that long for it
+# and then speak for themselves, since their host may lack what rank 0's has.
 _WAIT_FOR_RANK_0_S = 10.0
 
 
 def main() -> int:
-    """Train. Returns the exit status."""
+    """Train. Returns the exit status: `contract.BAD_TASK_STATUS` where the task or its options are at fault."""
     try:
         run = load_run(os.environ)
         task = load_task(run.name, os.environ.get(contract.OPTIONS) or "{}")
+        train(task, run)
     except HvdtrainError as error:
         if contract.rank_of(os.environ) != 0:
             time.sleep(_WAIT_FOR_RANK_0_S)
-        return _report(error, contract.BAD_TASK_STATUS)
-    try:
-        train(task, run)
-    except HvdtrainError as error:
-        return _report(error, 1)
+        faults = error.problems if isinstance(error, InputError) else [error]
+        sys.stderr.write("".join(f"error: {fault}\n" for fault in faults))
+        return contract.BAD_TASK_STATUS if error.exit_status is ExitStatus.USAGE else 1
     return 0
-
-
-def _report(error: HvdtrainError, status: int) -> int:
-    sys.stderr.write(f"error: {error}\n")
-    sys.stderr.flush()
-    return status
 
 
 if __name__ == "__main__":

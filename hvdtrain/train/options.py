@@ -30,7 +30,7 @@ class Options(BaseModel):
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """Factor of `lr` for N workers: 1, N or the square root of N."""
 
-    warmup_epochs: Annotated[float, Field(ge=0)] = 0.0
+    warmup_epochs: Annotated[float, Field(ge=0)] = 0
     """The rate rises linearly over these epochs: from `lr` to the scaled rate, or from 0 without scaling."""
 
     lr_decay: Literal["none", "linear", "cosine"] = "none"
@@ -77,8 +77,7 @@ def _problem(model: type[Options], fault: Any) -> Problem:
         near = difflib.get_close_matches(name, model.model_fields, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(model.model_fields))}"
         return Problem(source, 0, 0, f"unknown option; {hint}")
-    message = str(fault["msg"])
-    if not name:
-        # From a check of the whole, which names its options itself.
-        return Problem(source, 0, 0, message.removeprefix("Value error, "))
-    return Problem(source, 0, 0, f"{message[0].lower()}{message[1:]}, not {fault['input']!r}")
+    message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should", "must")
+    message = message[0].lower() + message[1:]
+    # A fault of the whole, from a check of several options, names them itself.
+    return Problem(source, 0, 0, f"{message}, not {fault['input']!r}" if name else message)

@@ -86,8 +86,9 @@ class Progress:
 
     def step(self, epoch: int, step: int, loss: float, rate: float, window: Window) -> None:
         """A window of steps has ended. Epochs count from 1."""
-        step_time = window.seconds() / window.steps
-        samples_per_s = window.samples / window.seconds()
+        seconds = window.seconds()
+        step_time = seconds / window.steps
+        samples_per_s = window.samples / seconds
         self._record(epoch=epoch, step=step, loss=loss, lr=rate, samples_per_s=samples_per_s, step_time_s=step_time)
         self._say(
             f"{self._place(epoch, step)}  loss {loss:.4f}  lr {rate:.4g}  {samples_per_s:,.0f} samples/s  "

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 from hvdtrain.errors import UsageError
 from hvdtrain.train.sharding import Indices
+from hvdtrain.train.torch import files
 from hvdtrain.train.torch.task import Task
 
 T = TypeVar("T")
@@ -72,9 +72,9 @@ class TorchBackend:
         hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         # Horovod's own broadcast_optimizer_state takes a step with zero gradients if there was none yet, and so counts
         # it and applies weight decay.
-        state = self.broadcast_object(_pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
+        state = self.broadcast_object(files.pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
         if self.rank != 0:
-            self._optimizer.load_state_dict(_unpack(state))
+            self._optimizer.load_state_dict(files.unpack(state))
 
     def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
         self._model.train()
@@ -124,12 +124,12 @@ class TorchBackend:
         return result
 
     def save(self, folder: Path) -> None:
-        _save(self._model.state_dict(), folder / MODEL_FILE)
-        _save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
+        files.save(self._model.state_dict(), folder / MODEL_FILE)
+        files.save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
 
     def restore(self, folder: Path) -> None:
-        self._model.load_state_dict(torch.load(folder / MODEL_FILE, map_location="cpu"))
-        self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu"))
+        self._model.load_state_dict(files.load(folder / MODEL_FILE))
+        self._optimizer.load_state_dict(files.load(folder / OPTIMIZER_FILE))
 
     def finish(self) -> None:
         hvd.barrier()
@@ -201,19 +201,3 @@ def _to(device: torch.device, batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(_to(device, value) for value in batch)
     return batch
-
-
-def _pack(state: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def _unpack(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), map_location="cpu")
-
-
-def _save(state: Any, path: Path) -> None:
-    """`torch.save`, with the operating system's own error where it can't write."""
-    with path.open("wb") as file:
-        torch.save(state, file)

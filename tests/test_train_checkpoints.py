@@ -1,0 +1,90 @@
+"""Checkpoints: whole or not there, the newest kept, faults told and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.train.checkpoints import STATE_FILE, Checkpoints
+
+
+def save(folder: Path) -> None:
+    (folder / "model.bin").write_bytes(b"weights" * 1000)
+    (folder / "nested").mkdir()
+    (folder / "nested" / "part").write_text("more")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file of this process may grow beyond 1,000 bytes: the write fails as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_checkpoint_has_the_state_and_what_was_saved(tmp_path: Path) -> None:
+    folder = Checkpoints(tmp_path / "checkpoints", keep=3).write(7, {"step": 7, "epoch": 1}, save)
+    assert folder == tmp_path / "checkpoints" / "step-0000000007"
+    assert names(folder) == ["model.bin", "nested", STATE_FILE]
+    assert json.loads((folder / STATE_FILE).read_text()) == {"step": 7, "epoch": 1}
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (5, 100, 20, 1000):
+        checkpoints.write(step, {"step": step}, save)
+    assert names(tmp_path) == ["step-0000000100", "step-0000001000"]
+
+
+def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.write(5, {"try": 1}, save)
+    folder = checkpoints.write(5, {"try": 2}, save)
+    assert json.loads((folder / STATE_FILE).read_text()) == {"try": 2}
+    assert names(tmp_path) == ["step-0000000005"]
+
+
+def test_what_a_killed_rank_left_is_removed_and_never_counted(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step-0000000003").mkdir()
+    (tmp_path / ".tmp-step-0000000003" / "model.bin").write_text("half")
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    assert checkpoints.all() == []
+    checkpoints.write(4, {}, save)
+    assert names(tmp_path) == ["step-0000000004"]
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, full_disk: None) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    old = checkpoints.write(1, {"step": 1}, lambda folder: None)
+    with pytest.raises(HvdtrainError, match="can't write the checkpoint of step 2: File too large") as caught:
+        checkpoints.write(2, {"step": 2}, save)
+    assert caught.value.where == str(tmp_path / "step-0000000002")
+    assert caught.value.fix
+    assert names(tmp_path) == [old.name]
+
+
+def test_a_task_that_can_not_be_saved_keeps_its_error(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        raise TypeError("can't pickle this")
+
+    with pytest.raises(TypeError, match="can't pickle this"):
+        Checkpoints(tmp_path, keep=1).write(2, {}, fail)
+    assert Checkpoints(tmp_path, keep=1).all() == []
+
+
+def test_torch_saves_say_the_systems_own_error(tmp_path: Path, full_disk: None) -> None:
+    torch = pytest.importorskip("torch")
+    from hvdtrain.train.torch import files
+
+    with pytest.raises(OSError, match="File too large"):
+        files.save({"weights": torch.zeros(10_000)}, tmp_path / "model.pt")
