@@ -10,7 +10,7 @@ import pytest
 
 from hvdtrain.errors import StartError, UsageError
 from hvdtrain.hosts.models import Host
-from hvdtrain.plan.environment import matching
+from hvdtrain.plan.environment import BASE, matching
 from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.placement import place, workers_per_host
 from hvdtrain.plan.plan import LaunchPlan, make_plan
@@ -263,3 +263,9 @@ def test_a_dry_run_shows_secrets_by_name() -> None:
     text = render(plan(spec(env=Environment(secrets=("TOKEN",))), hosts(1)))
     assert 'TOKEN="$TOKEN"' in text
     assert "# secrets, taken from your shell: TOKEN" in text
+
+
+def test_the_documented_base_is_the_real_one() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
+    block = text.partition("<!-- base -->")[2].split("```")[1]
+    assert sorted(block.split()) == sorted(BASE)
