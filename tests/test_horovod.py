@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,10 @@ NOISE = "[  1%] Building CXX object a.o\n" * 500 + "warning: something deprecate
         ("nothing that is known\nthe end\n", "nothing that is known", "see the log"),
     ],
 )
-def test_the_first_real_error(log: str, line: str, remedy: str) -> None:
-    error = first_error(log)
-    assert error.lines[0] == line
+@pytest.mark.parametrize("indent", ["", "  "], ids=["plain", "indented by pip"])
+def test_the_first_real_error(log: str, line: str, remedy: str, indent: str) -> None:
+    error = first_error(textwrap.indent(log, indent))
+    assert error.lines[0] == line.strip()
     assert error.remedy == remedy
     assert len(error.lines) <= 4
 

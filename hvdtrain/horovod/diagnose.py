@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +25,11 @@ _KNOWN = (
     (r"CMake \d\S* or higher is required", "install a newer CMake: pip install cmake"),
     (r"ModuleNotFoundError: No module named '(setuptools|wheel|packaging)'", "pip install setuptools wheel packaging"),
 )
-_COMPILER = re.compile(r"^\S+?:\d+(:\d+)?: (fatal )?error: ", re.MULTILINE)
-_CMAKE = re.compile(r"^CMake Error\b.*", re.MULTILINE)
+# pip indents what a build prints.
+_COMPILER = re.compile(r"^[ \t]*\S+?:\d+(:\d+)?: (fatal )?error: ", re.MULTILINE)
+_CMAKE = re.compile(r"^[ \t]*CMake Error\b.*", re.MULTILINE)
 _LINKER = re.compile(r"^.*(undefined reference to|cannot find -l).*", re.MULTILINE)
-_PYTHON = re.compile(r"^\s*(\w+Error|\w+Exception): .*", re.MULTILINE)
+_PYTHON = re.compile(r"^[ \t]*(\w+Error|\w+Exception): .*", re.MULTILINE)
 _CONTEXT = 4
 
 
@@ -53,10 +55,13 @@ def first_error(log: str) -> BuildError:
     match = min(found, key=lambda each: each.start(), default=None) or _PYTHON.search(log)
     if match:
         return BuildError(_excerpt(log, match.start(), _CONTEXT), "see the log for what came before")
-    return BuildError(tuple(log.splitlines()[-_CONTEXT:]), "see the log")
+    return BuildError(_dedented(log.splitlines()[-_CONTEXT:]), "see the log")
 
 
 def _excerpt(log: str, position: int, count: int) -> tuple[str, ...]:
     start = log.rfind("\n", 0, position) + 1
-    lines: Sequence[str] = log[start : start + 4000].splitlines()[:count]
-    return tuple(line.rstrip()[:300] for line in lines)
+    return _dedented(log[start : start + 4000].splitlines()[:count])
+
+
+def _dedented(lines: Sequence[str]) -> tuple[str, ...]:
+    return tuple(line.rstrip()[:300] for line in textwrap.dedent("\n".join(lines)).splitlines())
