@@ -352,6 +352,25 @@ def timeline(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())
 
 
+def constant_gradients() -> dict[str, list[float]]:
+    """Rank 1's gradients are constants of its graph, rank 0's change from step to step: the average must too."""
+    dense, rows = keras.Variable([0.0, 0.0]), keras.Variable([[0.0], [0.0]])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0), 1.0))
+    optimizer.build([dense, rows])
+
+    def step(value: tf.Tensor) -> None:
+        own = tf.fill([2], value) if hvd.rank() == 0 else tf.constant([2.0, 4.0])
+        row = tf.fill([1, 1], value) if hvd.rank() == 0 else tf.constant([[6.0]])
+        optimizer.apply([own, tf.IndexedSlices(row, tf.constant([hvd.rank()]), tf.constant([2, 1]))])
+
+    compiled = tf.function(step)
+    seen = []
+    for value in (0.0, 2.0, 4.0):
+        compiled(tf.constant(value))
+        seen.append([*dense.numpy().tolist(), *rows.numpy().ravel().tolist()])
+    return {"seen": seen}
+
+
 def process_set() -> dict[str, float]:
     """Each rank's set is itself alone, so each trains as one process on its own half."""
     model, alone = dense_model(), dense_model()
@@ -693,7 +712,7 @@ CASES = {
     if callable(case)
     and getattr(case, "__module__", "") == "__main__"
     and name.startswith(("equal_", "scaled_", "broadcast_of", "callback_"))
-} | {case.__name__: case for case in (compression, collectives, process_set, refusals, xla, saving)}
+} | {case.__name__: case for case in (compression, collectives, constant_gradients, process_set, refusals, xla, saving)}
 
 
 if __name__ == "__main__":

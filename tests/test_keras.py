@@ -84,6 +84,12 @@ def test_gradients_travel_once_for_each_update(results: Results) -> None:
     assert results[0]["collectives"] == {"plain": 6, "accumulated": 2}
 
 
+def test_a_rank_with_constant_gradients_takes_part_in_every_step(results: Results) -> None:
+    """Averages of (0, 2, 4) with (2, 4) and, for the rows of an embedding, of each rank's own row."""
+    seen = [[-1, -2, 0, -3], [-3, -5, -1, -6], [-6, -9, -3, -9]]
+    assert [result["constant_gradients"]["seen"] for result in results] == [seen, seen]
+
+
 def test_a_process_set_averages_over_its_own_ranks(results: Results) -> None:
     for result in results:
         assert result["process_set"]["from_one_process"] <= 1e-5

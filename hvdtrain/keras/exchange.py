@@ -37,7 +37,9 @@ class GradientExchange:
         reduced = list(gradients)
         with tf.name_scope(f"{self.name}/"):
             for number, positions in enumerate(self._dense_groups(gradients)):
-                group = [_exchangeable(gradients[position]) for position in positions]
+                group = [_without_bfloat16(gradients[position]) for position in positions]
+                smallest = min(range(len(group)), key=lambda number: group[number].shape.num_elements() or 0)
+                group[smallest] = _never_constant(group[smallest])
                 results = hvd.grouped_allreduce(
                     group,
                     op=self.op,
@@ -58,7 +60,7 @@ class GradientExchange:
         _refuse_xla()
         with tf.name_scope(f"{self.name}/"):
             overflows = hvd.allreduce(
-                tf.cast(tf.logical_not(finite), tf.int32),
+                _never_constant(tf.cast(tf.logical_not(finite), tf.int32)),
                 op=hvd.Sum,
                 process_set=self.process_set,
                 name=f"{self.name}_overflows",
@@ -77,20 +79,30 @@ class GradientExchange:
             yield from (positions[start : start + length] for start in range(0, len(positions), length))
 
     def _gather(self, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
-        values, context = self.compression.compress(_exchangeable(slices.values))
+        values, context = self.compression.compress(_without_bfloat16(slices.values))
         options = {"process_set": self.process_set, "ignore_name_scope": True}
-        values = hvd.allgather(values, name=f"{name}_values", **options)
-        indices = hvd.allgather(slices.indices, name=f"{name}_indices", **options)
+        values = hvd.allgather(_never_constant(values), name=f"{name}_values", **options)
+        indices = hvd.allgather(_never_constant(slices.indices), name=f"{name}_indices", **options)
         values = tf.cast(self.compression.decompress(values, context), slices.values.dtype)
         if self.op == hvd.Average:
             values /= tf.cast(hvd.size_op(process_set_id=self.process_set.process_set_id), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _exchangeable(gradient: Any) -> tf.Tensor:
+def _without_bfloat16(gradient: Any) -> tf.Tensor:
     """Horovod 0.28.1 has no bfloat16: such gradients are reduced as float32."""
     tensor = tf.convert_to_tensor(gradient)
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
+
+
+def _never_constant(tensor: tf.Tensor) -> tf.Tensor:
+    """The same tensor, which TensorFlow can't know before it runs.
+
+    Horovod 0.28.1 doesn't tell TensorFlow that its operations have an effect on others. If all inputs are constants, as
+    the zeros of a rank without samples are, TensorFlow runs the collective once, when it optimises the graph, and keeps
+    the result; the other ranks then wait for ever. The time is never negative, but that is for the run to find out.
+    """
+    return tensor + tf.cast(tf.minimum(tf.timestamp(), 0.0), tensor.dtype)
 
 
 def _refuse_xla() -> None:

@@ -1,0 +1,219 @@
+"""The training loop in Keras on real ranks: exact steps, and the digits job from its config."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+CASES = HERE / "keras_backend_cases.py"
+PATIENCE_S = 300
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.endswith("_THREADS")},
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+def on_ranks(controller: str, processes: int, folder: Path, *command: str, **environment: str) -> str:
+    done = subprocess.run(
+        [
+            "horovodrun",
+            "-np",
+            str(processes),
+            "-H",
+            f"localhost:{processes}",
+            f"--{controller}",
+            sys.executable,
+            *command,
+        ],
+        cwd=folder,
+        env={**ENVIRONMENT, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def train_digits(controller: str, processes: int, folder: Path, options: dict[str, Any]) -> Path:
+    """Trains the built-in task and returns its last checkpoint."""
+    on_ranks(
+        controller,
+        processes,
+        folder,
+        "-m",
+        "hvdtrain.train",
+        HVDTRAIN_TASK="hvdtrain.tasks.digits_keras:Digits",
+        HVDTRAIN_OPTIONS=json.dumps(options),
+        HVDTRAIN_SETTINGS=json.dumps({"checkpoint": {"every_steps": None, "keep": 1}}),
+        HVDTRAIN_RUN_DIRECTORY=str(folder),
+    )
+    (checkpoint,) = (folder / "checkpoints").glob("step-*")
+    return checkpoint / "model.keras"
+
+
+@pytest.fixture(scope="module", params=["gloo", "mpi"])
+def controller(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def results(controller: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every case gave, for each rank."""
+    folder = tmp_path_factory.mktemp(f"keras-backend-{controller}")
+    on_ranks(controller, 2, folder, str(CASES), str(folder))
+    return [json.loads((folder / f"backend-{rank}.json").read_text()) for rank in range(2)]
+
+
+def case_names() -> list[str]:
+    functions = [node.name for node in ast.parse(CASES.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [name for name in functions if name.startswith("equal_")]
+
+
+@pytest.mark.parametrize("case", case_names())
+def test_steps_are_exact_and_traced_once(results: list[dict[str, Any]], case: str) -> None:
+    for result in results:
+        assert result[case]["moved"] > 0.1
+        assert result[case]["from_one_process"] <= 1e-5
+        assert result[case]["across_ranks"] == 0
+        assert result[case]["traces"] == 1
+
+
+def test_mixed_precision_learns_with_a_rank_without_samples(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["mixed_precision"]["is_scaled"]
+        assert result["mixed_precision"]["across_ranks"] == 0
+        assert result["mixed_precision"]["gain"] > 1.5
+
+
+def test_dropout_differs_by_rank_and_repeats_by_seed(results: list[dict[str, Any]]) -> None:
+    case = {"differs": True, "repeats": True}
+    assert [result["dropout_differs_by_rank_and_repeats"] for result in results] == [case, case]
+
+
+def test_evaluation_is_of_the_model_that_is_saved(results: list[dict[str, Any]]) -> None:
+    assert results[1]["evaluation_measures_what_is_saved"]["before"] > 0.001
+    for result in results:
+        case = result["evaluation_measures_what_is_saved"]
+        assert case["after"] == 0
+        assert case["mean_from_whole"] < 1e-5
+        assert case["without_samples"] == 0
+
+
+def test_a_checkpoint_restores_model_and_optimizer_on_all_ranks(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["restored"]["before"] > 0.1
+        assert result["restored"]["after"] == 0
+
+
+def test_data_by_numbers_trains_as_arrays_do(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert result["data_by_numbers"]["from_arrays"] == 0
+        assert result["data_by_numbers"]["loss_apart"] < 1e-6
+
+
+def test_several_learning_rates_keep_their_ratio(results: list[dict[str, Any]]) -> None:
+    assert [result["learning_rates"]["rates"] for result in results] == [[0.2, 2.0], [0.2, 2.0]]
+
+
+def test_ranks_share_the_cores(results: list[dict[str, Any]]) -> None:
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert [result["threads"]["intra_op"] for result in results] == [share, share]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("loss", "the task's loss() has shape (None, 3)\n  fix: return the mean of the batch (a scalar) or"),
+        ("metric", "the task's metrics()['error'] has shape (None, 3)\n"),
+        ("lengths", "train_data() gave arrays with 41, 7 samples\n"),
+        ("empty", "train_data() gave arrays with no samples\n"),
+        ("iterator", "train_data() gave a list_iterator, whose samples can't be counted and numbered\n"),
+        ("schedule", "optimizer() gave one whose learning rate can't be set\n  fix: make it with learning_rate=lr"),
+    ],
+)
+def test_a_task_that_can_not_work_says_why(results: list[dict[str, Any]], fault: str, message: str) -> None:
+    for result in results:
+        assert result["errors"][fault].startswith(message)
+
+
+def test_the_users_number_of_threads_counts(tmp_path: Path) -> None:
+    on_ranks("gloo", 1, tmp_path, str(CASES), str(tmp_path), "threads", OMP_NUM_THREADS="3")
+    assert json.loads((tmp_path / "backend-0.json").read_text())["threads"]["intra_op"] == 3
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    """Every variable in a saved model, the optimizer's too."""
+    h5py = pytest.importorskip("h5py")
+    found: dict[str, np.ndarray] = {}
+    with zipfile.ZipFile(path) as archive, h5py.File(io.BytesIO(archive.read("model.weights.h5"))) as file:
+        file.visititems(lambda name, item: found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    options = {"epochs": 2, "batch_size": 718, "lr": 0.05}
+    return arrays(train_digits("gloo", 1, tmp_path_factory.mktemp("one"), options))
+
+
+def test_two_ranks_train_the_digits_as_one_process_does(
+    controller: str, tmp_path: Path, one_process: dict[str, np.ndarray]
+) -> None:
+    """1,437 images are two steps of 718 and one of 1, in which rank 1 has none."""
+    two = arrays(train_digits(controller, 2, tmp_path, {"epochs": 2, "batch_size": 359, "lr": 0.05}))
+    assert two.keys() == one_process.keys()
+    assert sum(name.startswith("optimizer") for name in two) == 10
+    for name, values in two.items():
+        np.testing.assert_allclose(values, one_process[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+MEASURE = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("horovod", "hvdtrain"):
+            raise ModuleNotFoundError(f"{name} is blocked here")
+
+sys.meta_path.insert(0, Blocked())
+import keras
+from sklearn.datasets import load_digits
+
+model = keras.saving.load_model(sys.argv[1])
+digits = load_digits()
+right = model.predict(digits.images[..., None] / 16, verbose=0).argmax(1) == digits.target
+print(right.mean(), int(model.optimizer.iterations))
+"""
+
+
+def test_the_digits_config_reaches_its_accuracy_and_saves_a_model_for_anyone(controller: str, tmp_path: Path) -> None:
+    job = yaml.safe_load((ROOT / "configs" / "digits-keras.yaml").read_text())
+    assert job["task"] == "hvdtrain.tasks.digits_keras:Digits"
+    model = train_digits(controller, 2, tmp_path, job["options"])
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["eval_accuracy"] >= 0.97
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(model)], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    accuracy, steps = done.stdout.split()
+    assert float(accuracy) > 0.97
+    assert int(steps) == records[-1]["step"] == int(model.parent.name.removeprefix("step-"))
