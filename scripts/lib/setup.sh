@@ -11,10 +11,15 @@ NEEDED_GB=7
 VENV=.venv
 STAMP=$VENV/.hvdtrain-ready
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*" >&2; }
+bold='' red='' plain=''
+if [ -t 2 ] && [ -z "${NO_COLOR:-}" ]; then
+    bold=$'\033[1m' red=$'\033[31m' plain=$'\033[0m'
+fi
+
+say() { printf '%s==>%s %s\n' "$bold" "$plain" "$*" >&2; }
 
 die() {
-    printf '\033[31merror:\033[0m %s\n' "$1" >&2
+    printf '%serror:%s %s\n' "$red" "$plain" "$1" >&2
     shift
     for line in "$@"; do printf '  %s\n' "$line" >&2; done
     exit 3
