@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -29,7 +30,8 @@ def command() -> None:
 @click.option("--without-mpi", is_flag=True, help="Leave MPI out, even where it is found.")
 @click.option("--sdist", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Horovod's source package.")
 @click.option("--rebuild", is_flag=True, help="Build even if the cache has this wheel.")
-def build(frameworks: str, without_mpi: bool, sdist: Path | None, rebuild: bool) -> int:
+@click.option("--verbose", is_flag=True, help="Also show what the compiler and pip print.")
+def build(frameworks: str, without_mpi: bool, sdist: Path | None, rebuild: bool, verbose: bool) -> int:
     """Build Horovod 0.28.1, install it into this interpreter's environment, and prove it.
 
     Built with Gloo, with MPI where an MPI is found, and with NCCL where a CUDA build of a framework, CUDA and NCCL
@@ -42,8 +44,9 @@ def build(frameworks: str, without_mpi: bool, sdist: Path | None, rebuild: bool)
     names = tuple(name.strip() for name in frameworks.split(",") if name.strip())
     if unknown := set(names) - {"torch", "tensorflow"}:
         raise click.BadParameter(f"unknown framework '{min(unknown)}'", param_hint="--with")
+    _end_tidily()
     started = time.monotonic()
-    horovod = run(Request(names, not without_mpi, sdist, rebuild), _Screen())
+    horovod = run(Request(names, not without_mpi, sdist, rebuild), _Screen(verbose))
     parts = ", ".join([*horovod.frameworks, *horovod.controllers, *(["nccl"] if horovod.nccl else [])])
     click.echo(f"Horovod {horovod.version} is ready: {parts} ({time.monotonic() - started:.0f} s)", err=True)
     return ExitStatus.DONE
@@ -61,6 +64,7 @@ def check(output_format: str, run: bool) -> int:
     from hvdtrain.horovod.installed import installed
     from hvdtrain.horovod.toolchain import inspect_toolchain
 
+    _end_tidily()
     findings = look(installed(), inspect_toolchain(), run=run)
     failed = any(finding.ok is False for finding in findings)
     if output_format == "json":
@@ -69,6 +73,7 @@ def check(output_format: str, run: bool) -> int:
         )
         return ExitStatus.CHECK_FAILED if failed else ExitStatus.DONE
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=f"Horovod in {sys.executable}", title_justify="left", box=None, pad_edge=False)
@@ -76,17 +81,28 @@ def check(output_format: str, run: bool) -> int:
         table.add_column(heading)
     words = {True: "[green]ok[/]", False: "[red]FAIL[/]", None: "[dim]-[/]"}
     for each in findings:
-        table.add_row(each.part, each.built, each.now, words[each.ok], each.advice)
+        table.add_row(each.part, escape(each.built), escape(each.now), words[each.ok], escape(each.advice))
     Console().print(table)
     return ExitStatus.CHECK_FAILED if failed else ExitStatus.DONE
 
 
-class _Screen:
-    """Progress on standard error: one line that counts on a terminal, a line for each tenth elsewhere."""
+def _end_tidily() -> None:
+    """Let SIGTERM and a closed terminal unwind, as Ctrl-C does, so that processes and temporary files go too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-        self._terminal = sys.stderr.isatty()
+
+class _Screen:
+    """Progress on standard error: one line that counts on a terminal, a line now and then elsewhere."""
+
+    # Elsewhere: after this many percent, or after this time.
+    STEP_PERCENT = 10
+    STEP_S = 30.0
+
+    def __init__(self, verbose: bool) -> None:
+        self._started = self._told = time.monotonic()
+        self._verbose = verbose
+        self._terminal = sys.stderr.isatty() and not verbose
         self._counting = False
         self._last = 0
 
@@ -99,10 +115,16 @@ class _Screen:
 
     def percent(self, value: int) -> None:
         """How much is compiled."""
-        text = f"compiled {value}% after {time.monotonic() - self._started:.0f} s"
+        now = time.monotonic()
+        text = f"compiled {value}% after {now - self._started:.0f} s"
         if self._terminal:
             click.echo(f"\r{text}", nl=False, err=True)
             self._counting = True
-        elif value >= self._last + 10:
-            self._last = value
+        elif value >= self._last + self.STEP_PERCENT or now >= self._told + self.STEP_S:
+            self._last, self._told = value, now
             self.step(text)
+
+    def output(self, line: str) -> None:
+        """A line of the build's own output."""
+        if self._verbose:
+            click.echo(line, nl=False, err=True)

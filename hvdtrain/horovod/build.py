@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
-from hvdtrain.errors import CheckFailedError, HvdtrainError, StartError
+from hvdtrain.errors import CheckFailedError, StartError
 from hvdtrain.horovod import cache, source
 from hvdtrain.horovod.diagnose import first_error
 from hvdtrain.horovod.edits import apply_edits
-from hvdtrain.horovod.installed import Installed, installed
+from hvdtrain.horovod.guard import guarded
+from hvdtrain.horovod.installed import Installed, installed, mismatches
 from hvdtrain.horovod.prove import prove
 from hvdtrain.horovod.record import make_record, write_record
 from hvdtrain.horovod.toolchain import Toolchain, inspect_toolchain
-from hvdtrain.processes import end_with_parent
 
 # A compiler process of Horovod's largest files takes about this much.
 _MEMORY_PER_JOB = 1536 * 1024**2
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")
 _HOROVOD_NAMES = {"torch": "PYTORCH", "tensorflow": "TENSORFLOW"}
+# What the build imports, and what Horovod imports. Its own setup would fetch them in a way of its own.
+_NEEDED = ("setuptools", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML", "cffi")
+# Variables that would steer the build unseen: MPI's are to be found on PATH, as here, and oneCCL isn't asked for.
+_STEERING = {"MPI_HOME", "MPI_ROOT", "CCL_ROOT", "CCL_CONFIGURATION"}
+# Which of CUDA's architectures to compile for is the user's own business, and part of the record.
+_KEPT = {"HOROVOD_BUILD_CUDA_CC_LIST"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,9 @@ class Progress(Protocol):
     def percent(self, value: int) -> None:
         """How much is compiled."""
 
+    def output(self, line: str) -> None:
+        """A line of the build's own output, as it also stands in the log."""
+
 
 def build(request: Request, progress: Progress) -> Installed:
     """Build or take from the cache, install, and prove. Returns what is then installed.
@@ -67,48 +78,83 @@ def build(request: Request, progress: Progress) -> Installed:
         StartError: something that a build needs isn't there.
         CheckFailedError: the build or its proof failed.
     """
-    toolchain = _select(inspect_toolchain(), request)
+    toolchain = inspect_toolchain(request.frameworks)
+    _require(toolchain, request)
     record = make_record(toolchain, with_mpi=request.with_mpi)
     for line in _describe(toolchain, record):
         progress.step(line)
-    now = installed()
-    if now is not None and now.record == record and not request.rebuild:
-        progress.step("this build is installed already")
-        return now
     key = cache.cache_key(record)
-    with cache.locked(key):
-        wheel = None if request.rebuild else cache.cached_wheel(key)
-        if wheel is not None:
-            progress.step(f"found in the cache: {wheel}")
-        else:
-            with tempfile.TemporaryDirectory(prefix="hvdtrain-build-") as name:
-                wheel = cache.store(key, _compile(Path(name), toolchain, record, request, progress), record)
-        _install(wheel)
-        horovod = _require_installed()
-        if not cache.is_proved(key):
-            _prove_all(horovod, progress)
-            cache.mark_proved(key)
-        return horovod
+    try:
+        with cache.locked(key, lambda: progress.step("another build of the same is running; waiting for it")):
+            if _is_installed(record) and not request.rebuild:
+                progress.step("this build is installed already")
+            else:
+                _install(_wheel(key, toolchain, record, request, progress))
+            horovod = _require_installed()
+            if not cache.is_proved(key):
+                _prove_all(horovod, progress)
+                cache.mark_proved(key)
+            return horovod
+    except OSError as error:
+        raise StartError(
+            f"can't go on: {error.strerror or error}",
+            where=error.filename,
+            fix="see that the temporary folder (TMPDIR) and the cache (XDG_CACHE_HOME) have room and can be written to",
+        ) from error
 
 
-def _select(toolchain: Toolchain, request: Request) -> Toolchain:
-    """The toolchain with only the frameworks that are wanted, checked for what a build needs."""
-    available = {framework.name: framework for framework in toolchain.frameworks}
-    wanted = request.frameworks or tuple(available)
-    missing = [name for name in wanted if name not in available]
-    if missing or not wanted:
+def _require(toolchain: Toolchain, request: Request) -> None:
+    """Check for all that a build needs, so that it doesn't fail after minutes.
+
+    Raises:
+        StartError: something isn't there.
+    """
+    available = {framework.name for framework in toolchain.frameworks}
+    missing = [name for name in request.frameworks if name not in available]
+    if missing or not available:
         what = " and ".join(missing) + (" isn't" if len(missing) == 1 else " aren't") if missing else "no framework is"
         raise StartError(
             f"{what} installed in {sys.executable}",
             fix=f"install {' and '.join(missing) or 'torch or tensorflow'} there, then build again",
         )
     if toolchain.compiler is None:
-        raise StartError("no C++ compiler found", fix="install g++ (Debian: apt-get install g++), or set CXX")
-    if shutil.which("make") is None and shutil.which("ninja") is None:
+        chosen = os.environ.get("CXX", "").strip()
+        what = f"the compiler that CXX names doesn't run: {chosen}" if chosen else "no C++ compiler found"
+        raise StartError(what, fix="install g++ (Debian: apt-get install g++), or set CXX to a C++ compiler")
+    if shutil.which("make") is None:
         raise StartError("make isn't installed", fix="install it (Debian: apt-get install make)")
     if toolchain.cmake is None:
         raise StartError("CMake isn't installed", fix=f"{sys.executable} -m pip install cmake")
-    return replace(toolchain, frameworks=tuple(available[name] for name in wanted))
+    if importlib.util.find_spec("pip") is None:
+        raise StartError(f"pip isn't installed in {sys.executable}", fix=f"{sys.executable} -m ensurepip")
+    packages = Path(sysconfig.get_path("purelib"))
+    managed = sys.prefix == sys.base_prefix and (Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED").is_file()
+    if managed or not os.access(packages, os.W_OK):
+        raise StartError(
+            "packages can't be installed there" + (": they are managed by the system" if managed else ""),
+            where=str(packages),
+            fix="run hvdtrain in a virtual environment of your own: python3 -m venv .venv",
+        )
+
+
+def _is_installed(record: dict[str, Any]) -> bool:
+    now = installed()
+    return (
+        now is not None
+        and now.record == record
+        and set(now.frameworks) == set(record["frameworks"])
+        and not mismatches(now)
+    )
+
+
+def _wheel(key: str, toolchain: Toolchain, record: dict[str, Any], request: Request, progress: Progress) -> Path:
+    """The wheel of the cache, or a new one that is then in the cache."""
+    cached = None if request.rebuild else cache.cached_wheel(key)
+    if cached is not None:
+        progress.step(f"found in the cache: {cached}")
+        return cached
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-build-") as name:
+        return cache.store(key, _compile(Path(name), toolchain, record, request, progress), record)
 
 
 def _describe(toolchain: Toolchain, record: dict[str, Any]) -> Iterable[str]:
@@ -116,8 +162,7 @@ def _describe(toolchain: Toolchain, record: dict[str, Any]) -> Iterable[str]:
     yield f"Horovod {source.VERSION} for {frameworks} on Python {toolchain.python.version} ({toolchain.python.path})"
     mpi = f"MPI ({record['mpi']})" if record["mpi"] else "no MPI"
     nccl = f"NCCL ({record['nccl']})" if record["nccl"] else f"no NCCL: {toolchain.why_no_nccl}"
-    assert toolchain.compiler is not None
-    yield f"Gloo, {mpi}, {nccl}; C++{toolchain.cxx_standard} by {toolchain.compiler.path} {toolchain.compiler.version}"
+    yield f"Gloo, {mpi}, {nccl}; C++{toolchain.cxx_standard} by {record['compiler']}"
 
 
 def _compile(folder: Path, toolchain: Toolchain, record: dict[str, Any], request: Request, progress: Progress) -> Path:
@@ -128,8 +173,11 @@ def _compile(folder: Path, toolchain: Toolchain, record: dict[str, Any], request
     for edit in apply_edits(sources, toolchain):
         progress.step(f"edit {edit.file}: {edit.why}")
     write_record(sources, record)
+    _install_needed()
     log = cache.log_file(cache.cache_key(record))
     progress.step(f"compiling, a few minutes; log: {log}")
+    if ignored := sorted(name for name in os.environ if _steers(name)):
+        progress.step(f"ignored of the environment: {', '.join(ignored)}")
     command = [
         sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps",
         "--no-cache-dir", "--verbose", "--wheel-dir", str(folder / "wheel"), str(sources),
@@ -145,6 +193,10 @@ def _compile(folder: Path, toolchain: Toolchain, record: dict[str, Any], request
     return wheel
 
 
+def _steers(variable: str) -> bool:
+    return variable in _STEERING or (variable.startswith("HOROVOD_") and variable not in _KEPT)
+
+
 def _build_environment(toolchain: Toolchain, record: dict[str, Any]) -> dict[str, str]:
     """The user's environment without what would steer Horovod's build unseen, and with every part asked for.
 
@@ -153,23 +205,30 @@ def _build_environment(toolchain: Toolchain, record: dict[str, Any]) -> dict[str
     """
     assert toolchain.cmake is not None
     assert toolchain.compiler is not None
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-    names = {framework.name for framework in toolchain.frameworks}
+    environment = {name: value for name, value in os.environ.items() if not _steers(name)}
     for name, horovods in _HOROVOD_NAMES.items():
-        environment[f"HOROVOD_{'WITH' if name in names else 'WITHOUT'}_{horovods}"] = "1"
+        environment[f"HOROVOD_{'WITH' if name in record['frameworks'] else 'WITHOUT'}_{horovods}"] = "1"
     environment |= {
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_CPU_OPERATIONS": "GLOO",
         "HOROVOD_WITH_MPI" if record["mpi"] else "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_BUILD_ARCH_FLAGS": " ".join(f"-m{name}" for name in toolchain.instruction_sets),
         "HOROVOD_CMAKE": str(toolchain.cmake.path),
-        "CXX": str(toolchain.compiler.path),
+        # Horovod's setup hands make's own arguments on.
+        "CMAKE_GENERATOR": "Unix Makefiles",
         # CMake 4 refuses the bundled Gloo, which asks for an older one's behaviour.
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        # Newer GCCs' headers include fewer others: Gloo lacks uint8_t with 15 (gloo pull request 448), and several of
+        # Horovod's files rely on the same luck for <algorithm>.
+        "CXXFLAGS": f"-include cstdint -include algorithm {os.environ.get('CXXFLAGS', '')}".strip(),
+        "MAKEFLAGS": os.environ.get("MAKEFLAGS") or f"-j{_jobs()}",
     }
+    environment.setdefault("CXX", str(toolchain.compiler.path))
+    if toolchain.cuda:
+        environment["HOROVOD_CUDA_HOME"] = str(toolchain.cuda.path)
     if toolchain.nccl:
-        environment |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": str(toolchain.nccl)}
-    environment.setdefault("MAKEFLAGS", f"-j{_jobs()}")
+        environment |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_HOME": str(toolchain.nccl.path)}
     return environment
 
 
@@ -181,50 +240,54 @@ def _jobs() -> int:
 def _run(command: list[str], environment: dict[str, str], log: Path, progress: Progress) -> int:
     """Run a command with its output in a log. Whatever happens here, it doesn't outlive this function."""
     shown = -1
-    with log.open("w", errors="replace") as file:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env=environment,
-            start_new_session=True,
-            preexec_fn=end_with_parent(signal.SIGTERM),
-        )
+    with log.open("w", errors="replace") as file, guarded(command, environment) as process:
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                file.write(line)
-                match = _PERCENT.search(line)
-                if match and int(match[1]) > shown:
-                    shown = int(match[1])
-                    progress.percent(shown)
-            return process.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for line in process.stdout:
+            file.write(line)
+            progress.output(line)
+            match = _PERCENT.search(line)
+            if match and int(match[1]) > shown:
+                shown = int(match[1])
+                progress.percent(shown)
+        return process.wait()
+
+
+def _install_needed() -> None:
+    missing = [name for name in _NEEDED if not _has(name)]
+    if missing:
+        _pip("install", *missing)
+
+
+def _has(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _install(wheel: Path) -> None:
+    _install_needed()
     # Without its dependencies: pip might choose other frameworks than those that it was compiled for.
     _pip("install", "--force-reinstall", "--no-deps", str(wheel))
-    _pip("install", "cloudpickle", "packaging", "psutil", "pyyaml", "cffi")
 
 
 def _pip(*arguments: str) -> None:
     command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise HvdtrainError(f"pip {' '.join(arguments)} failed: {done.stderr.strip().splitlines()[-1:]}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise StartError(
+            f"pip {' '.join(arguments)} failed: {' '.join(errors[-2:])}",
+            fix="check the network and pip's index; --rebuild makes a damaged wheel anew",
+        )
 
 
 def _require_installed() -> Installed:
+    importlib.invalidate_caches()
     horovod = installed()
     if horovod is None:
-        raise HvdtrainError("pip installed Horovod, but it can't be found", where=sys.executable)
+        raise StartError("pip installed Horovod, but it can't be found", where=sys.executable)
     return horovod
 
 

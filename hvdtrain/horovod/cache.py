@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,16 @@ def cache_key(record: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def locked(key: str) -> Iterator[None]:
-    """Hold an entry's lock: of two builds of the same, one waits and then finds the wheel."""
+def locked(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold an entry's lock: of two builds of the same, one waits, says so, and then finds the wheel."""
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{key}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -55,12 +59,19 @@ def is_proved(key: str) -> bool:
 
 def mark_proved(key: str) -> None:
     """Note that an entry's wheel has passed its proof."""
-    (cache_folder() / key / PROVED_FILE).touch()
+    entry = cache_folder() / key
+    entry.mkdir(exist_ok=True)
+    (entry / PROVED_FILE).touch()
 
 
 def store(key: str, wheel: Path, record: dict[str, Any]) -> Path:
-    """Put a wheel into the cache in one step, in place of what was there. Returns its path there."""
+    """Put a wheel into the cache in one step, in place of what was there. Returns its path there.
+
+    The caller holds the entry's lock, so partial entries of this key are what a killed build left.
+    """
     folder = cache_folder()
+    for leftover in folder.glob(f".{key}-*"):
+        shutil.rmtree(leftover)
     partial = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder))
     shutil.copy2(wheel, partial)
     (partial / RECORD_FILE).write_text(json.dumps(record, indent=2) + "\n")

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from hvdtrain.horovod.installed import Installed
+from hvdtrain.horovod.installed import Installed, fits
 from hvdtrain.horovod.prove import prove
 from hvdtrain.horovod.toolchain import Toolchain, framework_version
 
@@ -54,7 +54,7 @@ def _framework(horovod: Installed, name: str) -> Finding:
     built = horovod.frameworks[name] or "unknown version"
     if not now:
         return Finding(name, built, "", False, f"install {name} {built} again, or {REBUILD}")
-    if horovod.frameworks[name] and built.partition("+")[0] != now.partition("+")[0]:
+    if not fits(horovod, name, now):
         return Finding(name, built, now, False, f"built against another version: {REBUILD}")
     return Finding(name, built, now, True)
 
@@ -91,9 +91,10 @@ def _mpi(horovod: Installed, toolchain: Toolchain) -> Finding:
 
 def _nccl(horovod: Installed, toolchain: Toolchain) -> Finding:
     if horovod.nccl:
-        return Finding("nccl", "yes", str(toolchain.nccl or ""), True)
+        built = (horovod.record or {}).get("nccl") or "yes"
+        return Finding("nccl", built, toolchain.nccl.version if toolchain.nccl else "", True)
     if toolchain.nccl:
-        return Finding("nccl", "", str(toolchain.nccl), False, f"GPUs would reduce over the CPU: {REBUILD}")
+        return Finding("nccl", "", toolchain.nccl.version, False, f"GPUs would reduce over the CPU: {REBUILD}")
     return Finding("nccl", "", "", None, toolchain.why_no_nccl)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _KNOWN = (
     (r"No space left on device", "free some space in the temporary folder (TMPDIR) and in the cache, then build again"),
     (
-        r"(Killed signal terminated program|error: Killed|virtual memory exhausted|cannot allocate memory)",
+        r"(Killed signal terminated program|error: Killed|out of memory allocating|cannot allocate memory)",
         "memory ran out: build with fewer jobs, MAKEFLAGS=-j1 hvdtrain horovod build",
     ),
     (r"Python\.h: No such file or directory", "install Python's headers (Debian: python3-dev)"),

@@ -13,7 +13,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod.toolchain import Toolchain
 
 # Part of the cache's key: raise it when an edit changes.
-REVISION = 1
+REVISION = 2
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,13 @@ EDITS = (
         _needs_newer_standard(14),
     ),
     Edit(
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        lambda _: "import sysconfig; print(sysconfig.get_path('include'))",
+        "Python 3.12 has no distutils; without this Python.h is only found where setuptools stands in for it",
+        lambda _: True,
+    ),
+    Edit(
         "horovod/tensorflow/CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 17)",
         _standard,
@@ -78,6 +85,13 @@ EDITS = (
         lambda _: "",
         "this file needs highwayhash/arch_specific.h, which TensorFlow ships no more; it holds only the XLA path",
         _lacks_xla_header,
+    ),
+    Edit(
+        "cmake/Modules/FindNCCL.cmake",
+        'NAMES "nccl"',
+        lambda _: 'NAMES "nccl" "libnccl.so.2"',
+        "NCCL's pip package, which PyTorch brings along, has its library under this name only",
+        lambda toolchain: toolchain.nccl is not None,
     ),
     Edit(
         "horovod/runner/js_run.py",

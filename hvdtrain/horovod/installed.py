@@ -52,11 +52,11 @@ def installed() -> Installed | None:
     built = {name: library for name, library in libraries.items() if library is not None}
     record = read_record(package)
     if record is not None:
-        parts = {part: bool(record[part]) for part in _MARKS}
+        parts = {part: bool(record.get(part)) for part in _MARKS}
     else:
         marks = [_marks_of(library) for library in built.values()]
         parts = {part: any(found[part] for found in marks) for part in _MARKS}
-    versions = record["frameworks"] if record else _versions_of(package)
+    versions = record.get("frameworks", {}) if record else _versions_of(package)
     return Installed(
         version=distribution.version,
         frameworks={name: versions.get(name) for name in sorted(built)},
@@ -65,6 +65,18 @@ def installed() -> Installed | None:
         horovodrun=Path(sysconfig.get_path("scripts")) / "horovodrun",
         record=record,
     )
+
+
+def fits(horovod: Installed, framework: str, now: str) -> bool:
+    """Whether an installed framework's version is the one that Horovod was compiled against.
+
+    The local part counts where hvdtrain recorded it: ``2.13.0+cpu`` and ``2.13.0+cu130`` are different libraries.
+    Horovod's own notes tell the module's version, which may have another local part than the distribution's.
+    """
+    built_against = horovod.frameworks[framework]
+    if built_against is None or built_against == now:
+        return True
+    return horovod.record is None and built_against.partition("+")[0] == now.partition("+")[0]
 
 
 def mismatches(horovod: Installed) -> list[str]:
@@ -78,12 +90,13 @@ def mismatches(horovod: Installed) -> list[str]:
         now = framework_version(name)
         if now is None:
             faults.append(f"Horovod was built for {name}, which isn't installed any more")
-        elif built_against is not None and now.partition("+")[0] != built_against.partition("+")[0]:
+        elif not fits(horovod, name, now):
             faults.append(f"Horovod was built against {name} {built_against}, but {now} is installed")
     if horovod.record is not None:
         python = ".".join(platform.python_version_tuple()[:2])
-        if horovod.record["python"] != python:
-            faults.append(f"Horovod was built for Python {horovod.record['python']}, but this is {python}")
+        built_for = horovod.record.get("python", python)
+        if built_for != python:
+            faults.append(f"Horovod was built for Python {built_for}, but this is {python}")
     if "mpi" in horovod.controllers and shutil.which("mpirun") is None:
         faults.append("Horovod was built with MPI, but there is no mpirun on PATH")
     if not horovod.frameworks:
@@ -102,8 +115,7 @@ def _versions_of(package: Path) -> dict[str, str]:
     """Framework versions as Horovod's own build notes them."""
     try:
         noted = json.loads((package / "metadata.json").read_text())
-        return {"torch": noted["pytorch"]} | {"tensorflow": noted["tensorflow"]}
-    except KeyError:
-        return {{"pytorch": "torch"}.get(name, name): version for name, version in noted.items()}
     except (OSError, ValueError):
         return {}
+    names = {"torch": "pytorch", "tensorflow": "tensorflow"}
+    return {name: str(noted[key]) for name, key in names.items() if key in noted}

@@ -6,6 +6,8 @@ The record travels inside the wheel as a Python file that only holds data, so th
 from __future__ import annotations
 
 import ast
+import os
+import platform
 import pprint
 import sysconfig
 from pathlib import Path
@@ -15,6 +17,8 @@ from hvdtrain.horovod import edits, source
 from hvdtrain.horovod.toolchain import Toolchain
 
 MODULE = "hvdtrain_build.py"
+# Variables of the user's that change what is compiled.
+_FLAGS = ("CXXFLAGS", "LDFLAGS", "CUDAFLAGS", "HOROVOD_BUILD_CUDA_CC_LIST")
 
 
 def make_record(toolchain: Toolchain, *, with_mpi: bool) -> dict[str, Any]:
@@ -24,13 +28,16 @@ def make_record(toolchain: Toolchain, *, with_mpi: bool) -> dict[str, Any]:
         "horovod": source.VERSION,
         "edits": edits.REVISION,
         "python": ".".join(toolchain.python.version.split(".")[:2]),
-        "platform": f"{sysconfig.get_platform()} {sysconfig.get_config_var('SOABI')}",
+        "platform": " ".join([sysconfig.get_platform(), str(sysconfig.get_config_var("SOABI")), *platform.libc_ver()]),
+        "instruction_sets": list(toolchain.instruction_sets),
         "frameworks": {framework.name: framework.version for framework in toolchain.frameworks},
         "cxx_standard": toolchain.cxx_standard,
         "compiler": toolchain.compiler.version,
         "gloo": True,
         "mpi": toolchain.mpi.version if with_mpi and toolchain.mpi else None,
-        "nccl": str(toolchain.nccl) if toolchain.nccl else None,
+        "cuda": toolchain.cuda.version if toolchain.cuda else None,
+        "nccl": f"{toolchain.nccl.version} in {toolchain.nccl.path}" if toolchain.nccl else None,
+        "flags": {name: os.environ[name] for name in _FLAGS if os.environ.get(name)},
     }
 
 

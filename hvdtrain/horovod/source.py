@@ -27,7 +27,7 @@ def download(folder: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-build-isolation",
         "--no-binary", ":all:", "--require-hashes", "--dest", str(folder), "--requirement", str(requirement),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     packages = list(folder.glob("horovod-*.tar.gz"))
     if done.returncode != 0 or not packages:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[-3:]
