@@ -20,7 +20,7 @@ from hvdtrain.train.sharding import epoch_order, shares, steps_per_epoch
 from hvdtrain.train.task import Task
 
 # Lines of progress in a whole training that is short, and the most steps between two lines in a long one.
-_LINES = 20
+_LINES = 10
 _MOST_STEPS_BETWEEN_LINES = 100
 
 

@@ -40,7 +40,7 @@ class Options(BaseModel):
     """Of the initial weights, the order of the samples and the framework's random numbers."""
 
     log_every_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two lines of progress; null: about twenty lines in all, and one per 100 steps at least."""
+    """Steps between two lines of progress; null: about ten lines in all, and one per 100 steps at least."""
 
     evaluate_every_epochs: Annotated[int, Field(ge=1)] | None = 1
     """Epochs between two evaluations; null: only at the end, where there always is one."""

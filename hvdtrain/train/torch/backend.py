@@ -87,7 +87,9 @@ class TorchBackend:
         loss: SupportsFloat = 0.0
         # Without samples there is no backward pass; the step itself then gives zeros to the average.
         if samples:
-            mean = _per_sample_or_mean(self._task.loss(self._model, batch), samples, "loss()").mean()
+            mean = _per_sample_or_mean(self._task.loss(self._model, batch), samples, "loss()")
+            if mean.ndim:
+                mean = mean.mean()
             (mean if weight == 1 else mean * weight).backward()
             loss = mean.detach()
         if self._clips:
@@ -112,7 +114,6 @@ class TorchBackend:
                     values = _per_sample_or_mean(value, len(numbers), f"metrics()[{name!r}]").double()
                     total = values.sum() if values.ndim else values * len(numbers)
                     sums[name] = sums.get(name, 0) + total
-        self._model.train()
         return {name: float(total) for name, total in sums.items()}
 
     def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
@@ -143,9 +144,9 @@ class TorchBackend:
             loaded: Iterable[Any] = (dataset[torch.from_numpy(array)] for array in filled)
         else:
             loaded = self._task.batches(dataset, [array.tolist() for array in filled])
-        batches = iter(loaded)
+        batches = iter(loaded) if self._device.type == "cpu" else (_to(self._device, batch) for batch in loaded)
         for array in arrays:
-            yield _to(self._device, next(batches)) if len(array) else None
+            yield next(batches) if len(array) else None
 
     def _broadcast_buffers(self) -> None:
         """Each rank keeps running statistics of its own; rank 0's are the ones that are saved."""
