@@ -18,6 +18,8 @@ _WAIT_FOR_RANK_0_S = 10.0
 
 def main() -> int:
     """Train. Returns the exit status: `contract.BAD_TASK_STATUS` where the task or its options are at fault."""
+    # TensorFlow reads it once, when it's imported; its informational lines would come from every rank.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         run = load_run(os.environ)
         task = load_task(run.name, os.environ.get(contract.OPTIONS) or "{}")
