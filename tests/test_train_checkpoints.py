@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,18 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
+@contextmanager
 def full_disk() -> Iterator[None]:
-    """No file of this process may grow beyond 1,000 bytes: the write fails as on a full disk."""
+    """No file of this process may grow beyond 1,000 bytes: the write fails as on a full disk.
+
+    pytest's own output may be such a file, so it's for the code under test alone.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_checkpoint_has_the_state_and_what_was_saved(tmp_path: Path) -> None:
@@ -63,10 +69,11 @@ def test_what_a_killed_rank_left_is_removed_and_never_counted(tmp_path: Path) ->
     assert names(tmp_path) == ["step-0000000004"]
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path, full_disk: None) -> None:
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
     old = checkpoints.write(1, {"step": 1}, lambda folder: None)
-    with pytest.raises(HvdtrainError, match="can't write the checkpoint of step 2: File too large") as caught:
+    fault = "can't write the checkpoint of step 2: File too large"
+    with full_disk(), pytest.raises(HvdtrainError, match=fault) as caught:
         checkpoints.write(2, {"step": 2}, save)
     assert caught.value.where == str(tmp_path / "step-0000000002")
     assert caught.value.fix
@@ -82,9 +89,9 @@ def test_a_task_that_can_not_be_saved_keeps_its_error(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, keep=1).all() == []
 
 
-def test_torch_saves_say_the_systems_own_error(tmp_path: Path, full_disk: None) -> None:
+def test_torch_saves_say_the_systems_own_error(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from hvdtrain.train.torch import files
 
-    with pytest.raises(OSError, match="File too large"):
+    with full_disk(), pytest.raises(OSError, match="File too large"):
         files.save({"weights": torch.zeros(10_000)}, tmp_path / "model.pt")
