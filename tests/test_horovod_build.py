@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from horovod_parts import guard, headers, made_frameworks, program, toolchain
 
-from hvdtrain.horovod.toolchain import inspect_toolchain
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.horovod import source
+from hvdtrain.horovod.edits import EDITS, apply_edits
+from hvdtrain.horovod.toolchain import Tool, inspect_toolchain
 
 pytestmark = [pytest.mark.build, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).parents[1]
@@ -61,35 +65,93 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("build") / "env")
 
 
-def broken_compiler(folder: Path) -> Path:
-    """Compiles like the real one, until it comes to Horovod's own files."""
-    compiler = folder / "g++"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        '*horovod/common/*.cc*) echo "/h/common.cc:7:1: error: planted fault" >&2; exit 1;;\n'
-        "esac\n"
-        'exec g++ "$@"\n'
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return source.download(tmp_path_factory.mktemp("package"))
+
+
+def test_the_edits_fit_the_real_sources(tmp_path: Path, package: Path) -> None:
+    frameworks = made_frameworks(tmp_path)
+    headers(frameworks[0].folder, "ATen/ATen.h", guard("202002L"))
+    tools = toolchain(*frameworks, nccl=Tool(Path("/nccl"), "2.27.3"))
+    folder = source.unpack(package, tmp_path)
+    assert apply_edits(folder, tools) == list(EDITS)
+    with pytest.raises(HvdtrainError, match="these aren't the sources of Horovod that the edits are made for"):
+        apply_edits(folder, tools)
+
+
+# Compilers that work as far as CMake looks, and fail at the first file of Gloo's; and one that never works.
+@pytest.mark.parametrize(
+    ("at_gloo", "elsewhere", "line", "remedy"),
+    [
+        (
+            'echo "/h/types.cc:7:1: error: planted fault" >&2; exit 1',
+            'exec g++ "$@"',
+            "/h/types.cc:7:1: error: planted fault",
+            "see the log for what came before",
+        ),
+        (
+            'ulimit -v 60000; exec g++ "$@"',
+            'exec g++ "$@"',
+            "memory",
+            "memory ran out: build with fewer jobs, MAKEFLAGS=-j1 hvdtrain horovod build",
+        ),
+        (
+            "exit 1",
+            "exit 1",
+            "is not able to compile a simple test program",
+            "the C++ compiler doesn't work: check CXX and CXXFLAGS",
+        ),
+    ],
+    ids=["a fault in the source", "too little memory", "no working compiler"],
+)
+def test_a_failed_build_shows_the_first_error_and_leaves_no_wheel(
+    environment: Environment, tmp_path: Path, package: Path, at_gloo: str, elsewhere: str, line: str, remedy: str
+) -> None:
+    compiler = program(
+        tmp_path,
+        "compiler",
+        f'case "$*" in --version) exec g++ --version;; *gloo/gloo/*.cc*) {at_gloo};; *) {elsewhere};; esac',
     )
-    compiler.chmod(0o755)
-    return compiler
-
-
-def test_a_failed_build_shows_the_first_error_and_leaves_no_wheel(environment: Environment, tmp_path: Path) -> None:
-    done = environment.hvdtrain("horovod", "build", "--with", "torch", CXX=str(broken_compiler(tmp_path)))
+    done = environment.hvdtrain(
+        "horovod", "build", "--with", "torch", "--without-mpi", "--sdist", str(package), CXX=str(compiler)
+    )
     assert done.returncode == 1
     error = done.stderr[done.stderr.index("error: ") :]
-    assert error.startswith("error: the build failed:\n  /h/common.cc:7:1: error: planted fault\n")
+    assert error.startswith("error: the build failed:\n")
+    assert line in error
+    assert f"\n  fix: {remedy}\n" in error
     assert len(error.splitlines()) < 10
     log = Path(error.splitlines()[-1].removeprefix("  log: "))
-    assert "planted fault" in log.read_text()
+    assert line in log.read_text()
     assert not list((environment.folder / "cache").rglob("*.whl"))
 
 
-def test_a_build_that_is_interrupted_leaves_nothing(environment: Environment) -> None:
+def test_a_full_disk_is_named(environment: Environment, tmp_path: Path, package: Path) -> None:
+    disk = tmp_path / "small"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", disk], capture_output=True).returncode != 0:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        arguments = ("horovod", "build", "--with", "torch", "--without-mpi", "--sdist", str(package))
+        done = environment.hvdtrain(*arguments, TMPDIR=str(disk))
+        left = list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    assert done.returncode in (1, 3)
+    assert "No space left on device" in done.stderr
+    assert "(TMPDIR)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert left == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_build_that_is_ended_leaves_nothing(
+    environment: Environment, tmp_path: Path, package: Path, number: signal.Signals
+) -> None:
     process = subprocess.Popen(
-        [environment.python, "-m", "hvdtrain", "horovod", "build", "--with", "torch"],
-        env=environment.variables,
+        [environment.python, "-m", "hvdtrain", "horovod", "build", "--with", "torch", "--sdist", package],
+        env=environment.variables | {"TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -97,19 +159,29 @@ def test_a_build_that_is_interrupted_leaves_nothing(environment: Environment) ->
     for line in process.stderr:
         if "compiled" in line:
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.stderr.read()
     process.stderr.close()
-    assert process.wait(60) == 130
-    mark = f"XDG_CACHE_HOME={environment.variables['XDG_CACHE_HOME']}"
-    left = []
+    assert process.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
+    limit = time.monotonic() + 60
+    while processes_with(f"TMPDIR={tmp_path}"):
+        assert time.monotonic() < limit, processes_with(f"TMPDIR={tmp_path}")
+        time.sleep(0.1)
+    assert not list((environment.folder / "cache").rglob("*.whl"))
+    if number != signal.SIGKILL:
+        assert list(tmp_path.iterdir()) == []
+
+
+def processes_with(variable: str) -> list[str]:
+    found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if mark in path.read_text(errors="replace").split("\0") and (path.parent / "cmdline").read_text():
-                left.append((path.parent / "cmdline").read_text())
+            # A process that has ended and waits for its parent has no command line.
+            if variable in path.read_text(errors="replace").split("\0"):
+                found.append((path.parent / "cmdline").read_text())
         except OSError:
             continue
-    assert left == []
+    return [command for command in found if command]
 
 
 def test_a_build_its_cache_and_its_checks(environment: Environment) -> None:
@@ -124,6 +196,13 @@ def test_a_build_its_cache_and_its_checks(environment: Environment) -> None:
     assert found["mpi"]["ok"] is None
     has_tensorflow = found["tensorflow"]["now"] != ""
     assert (status, found["tensorflow"]["ok"]) == ((1, False) if has_tensorflow else (0, None))
+
+    # The same, found in the libraries, as for a Horovod that hvdtrain didn't build.
+    record = environment.packages / "horovod" / "hvdtrain_build.py"
+    record.rename(record.with_suffix(".hidden"))
+    _, read = environment.findings()
+    record.with_suffix(".hidden").rename(record)
+    assert {part: read[part]["ok"] for part in read} == {part: found[part]["ok"] for part in found}
 
     started = time.monotonic()
     again = environment.hvdtrain("horovod", "build", "--with", "torch", "--without-mpi")

@@ -182,7 +182,10 @@ def _compile(folder: Path, toolchain: Toolchain, record: dict[str, Any], request
         sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--no-build-isolation", "--no-deps",
         "--no-cache-dir", "--verbose", "--wheel-dir", str(folder / "wheel"), str(sources),
     ]  # fmt: skip
-    status = _run(command, _build_environment(toolchain, record), log, progress)
+    # pip's and the compiler's own temporary files, which they leave when they are ended.
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    status = _run(command, _build_environment(toolchain, record) | {"TMPDIR": str(temporary)}, log, progress)
     wheel = next((folder / "wheel").glob("*.whl"), None)
     if status != 0 or wheel is None:
         error = first_error(log.read_text(errors="replace"))
