@@ -221,6 +221,30 @@ def test_nothing_is_left_after_a_signal(job: Job, controller: str, number: signa
         wait_until_gone(everything, 10 if number == signal.SIGKILL else 1)
 
 
+def test_a_killed_launcher_is_named(job: Job, controller: str) -> None:
+    """Not a rank that fell with it."""
+    with job.running(TRAINS_ON, controller=controller) as process:
+        worker_pids(process, 2)
+        everything = descendants(process.pid)
+        name = {"gloo": "horovodrun", "mpi": "mpirun"}[controller]
+        (pid, *_) = [pid for pid in everything if name in Path(f"/proc/{pid}/comm").read_text()]
+        os.kill(pid, signal.SIGKILL)
+        assert process.stdout
+        last = process.stdout.read().splitlines()[-1]
+        assert process.wait(PATIENCE_S) == 5
+        assert last.startswith("hvdtrain: horovodrun was ended by SIGKILL (Killed) before the job was done after ")
+        wait_until_gone(everything, 1)
+
+
+def test_a_long_temporary_folder(job: Job) -> None:
+    folder = job.folder / ("x" * 120)
+    folder.mkdir()
+    job.environment["TMPDIR"] = str(folder)
+    done = job.launch("print('hi')")
+    assert done.returncode == 0, done.stderr
+    assert list(folder.iterdir()) == []
+
+
 def test_more_processes_than_slots(job: Job) -> None:
     done = job.launch(ALLREDUCE, "--set", "processes=3")
     assert done.returncode == 2

@@ -17,6 +17,8 @@ from hvdtrain.supervise.lines import LineAssembler
 
 # Lines of a rank that are kept to show why it failed.
 KEPT_LINES = 200
+# Bytes of a Unix socket's path, without the NUL at its end (unix(7)).
+_MAX_SOCKET_PATH = 107
 
 
 @dataclass
@@ -58,12 +60,15 @@ class Worker:
 class Listener:
     """Accepts workers on a socket in a folder that only this user can enter.
 
-    The folder lies under the temporary directory and not in the run directory, because a Unix socket's path may
-    have no more than 107 bytes.
+    The folder lies under the temporary directory and not in the run directory, because a Unix socket's path must be
+    short; where even that is too long, under ``/tmp``.
     """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="hvdtrain-"))
+        if len(os.fsencode(self._folder / "channel")) > _MAX_SOCKET_PATH:
+            self._folder.rmdir()
+            self._folder = Path(tempfile.mkdtemp(prefix="hvdtrain-", dir="/tmp"))
         self.path = str(self._folder / "channel")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.bind(self.path)

@@ -88,7 +88,9 @@ def rank_failed(end: RankEnd) -> Outcome:
 
 
 def describe_exit(code: int) -> str:
-    """A process's end in words, from its exit status as Python gives it (negative for a signal)."""
+    """A process's end in words, from its exit status as Python (negative for a signal) or a shell (128 + n) gives it."""
+    if 128 < code <= 128 + signal.NSIG:
+        code = 128 - code
     if code < 0:
         return f"was ended by {signal.Signals(-code).name} ({signal.strsignal(-code)})"
     return f"ended with exit status {code}"

@@ -51,6 +51,8 @@ class Supervisor:
         # Set once the run is coming to its end, for whatever reason.
         self._ending = False
         self._start_timed_out = False
+        # horovodrun ended before any rank had failed by itself: it is the cause.
+        self._launcher_ended_first = False
         self._launcher: subprocess.Popen[bytes]
 
     def run(self) -> Outcome:
@@ -220,11 +222,16 @@ class Supervisor:
 
     def _finish(self) -> None:
         """Horovodrun has ended: so must the workers, and what they still have to say is read."""
+        self._read_what_is_there()
+        self._launcher_ended_first = all(failure.stopped for failure in self._failures)
         self._ending = True
         self._stop_workers(signal.SIGTERM)
         deadline = time.monotonic() + LAUNCHER_GRACE_S
         while not all(worker.ended for worker in self._workers.values()) and time.monotonic() < deadline:
             self._turn(patience=deadline - time.monotonic())
+        self._read_what_is_there()
+
+    def _read_what_is_there(self) -> None:
         while self._selector.select(0):
             self._turn(patience=0)
 
@@ -238,7 +245,7 @@ class Supervisor:
         if self._signals:
             status = ExitStatus.INTERRUPTED if self._signals[0] == signal.SIGINT else ExitStatus.TERMINATED
             return Outcome(status, f"stopped by {self._signals[0].name}")
-        if self._failures and not self._start_timed_out:
+        if self._failures and not self._start_timed_out and not self._launcher_ended_first:
             return rank_failed(choose_cause(self._failures))
         evidence = telling_lines(self._launcher_lines)
         missing = sorted(set(range(self._size)) - set(self._workers))
