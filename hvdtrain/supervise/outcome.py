@@ -88,7 +88,7 @@ def rank_failed(end: RankEnd) -> Outcome:
 
 
 def describe_exit(code: int) -> str:
-    """A process's end in words, from its exit status as Python (negative for a signal) or a shell (128 + n) gives it."""
+    """A process's end in words; for a signal, its exit status is negative (Python) or 128 + signal (a shell)."""
     if 128 < code <= 128 + signal.NSIG:
         code = 128 - code
     if code < 0:
