@@ -54,6 +54,7 @@ def test_the_digits_are_split_by_class_and_once_for_all() -> None:
 
 @pytest.fixture(scope="module")
 def gpt() -> Any:
+    pytest.importorskip("torch")
     from hvdtrain.tasks.gpt import ByteGPT, GPTOptions
 
     return ByteGPT(GPTOptions(bytes=200_000, context=32, width=16, heads=2, layers=2))

@@ -7,6 +7,7 @@ address, an IPv6 address in brackets, or a range. docs/hostfiles.md explains it 
 from __future__ import annotations
 
 import difflib
+import io
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator
@@ -20,12 +21,17 @@ from hvdtrain.hosts.ranges import MAX_HOSTS, RangeError, expand, split_list
 
 MAX_FILE_BYTES = 1 << 20
 MAX_SLOTS = 10_000
+# A file that is no hostfile at all mustn't fill the screen.
+MAX_PROBLEMS = 50
 
 # `slots=4`, also Open MPI's `slots = 4`; or any other word.
 _SETTING = re.compile(r"(?P<key>[^\s=]+)\s*=\s*(?P<value>[^\s=]*)|(?P<word>\S+)")
 _KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
 _ADDRESS = re.compile(r"\[(?P<address>[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[A-Za-z0-9_.-]+)?)\](?P<rest>.*)")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*\$?")
+
+# `slots` and `max_slots` of a line, each with the offset of its number.
+_Settings = dict[str, tuple[int, int]]
 
 
 @dataclass
@@ -56,7 +62,7 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     Raises:
         InputError: the file can't be read, or has faults; all of them.
     """
-    lines = _decode(path).splitlines()
+    lines = io.StringIO(_decode(path), newline=None)
     hosts = _parse(_Line(str(path), number, 1, line) for number, line in enumerate(lines, 1))
     if not hosts:
         raise InputError([Problem(str(path), 0, 0, "no hosts in this file")])
@@ -101,14 +107,19 @@ def _parse(lines: Iterable[_Line]) -> tuple[Host, ...]:
     problems: list[Problem] = []
     seen: dict[str, tuple[str, _Line]] = {}
     for line in lines:
-        try:
-            for offset, host in _hosts_of(line.text):
-                _refuse_duplicate(host.name, offset, line, seen)
-                hosts.append(host)
-                if len(hosts) > MAX_HOSTS:
-                    raise _FaultError(offset, f"more than {MAX_HOSTS} hosts")
-        except _FaultError as fault:
-            problems.append(line.problem(fault))
+        faults: list[_FaultError] = []
+        for offset, item, settings in _items_of(line.text, faults):
+            try:
+                for host in _expand_item(item, offset, settings):
+                    _refuse_duplicate(host.name, offset, line, seen)
+                    hosts.append(host)
+            except _FaultError as fault:
+                faults.append(fault)
+        problems += [line.problem(fault) for fault in faults]
+        if len(hosts) > MAX_HOSTS:
+            problems.append(line.problem(_FaultError(0, f"more than {MAX_HOSTS} hosts")))
+        if len(problems) >= MAX_PROBLEMS or len(hosts) > MAX_HOSTS:
+            break
     if problems:
         raise InputError(problems)
     return tuple(hosts)
@@ -131,40 +142,48 @@ def _refuse_duplicate(name: str, offset: int, line: _Line, seen: dict[str, tuple
     raise _FaultError(offset, f"host '{name}' was already listed {where}; list it once, with all its slots")
 
 
-def _hosts_of(text: str) -> Iterator[tuple[int, Host]]:
-    """The hosts of one line, each with its offset in it."""
+def _items_of(text: str, faults: list[_FaultError]) -> Iterator[tuple[int, str, _Settings]]:
+    """The hosts and ranges of one line, each with its offset and the line's settings."""
     content = text.partition("#")[0]
     start = len(content) - len(content.lstrip())
     if start == len(content):
         return
     end = start + len(content[start:].split(maxsplit=1)[0])
-    settings = dict(_settings(content, end))
-    items = split_list(content[start:end])
-    for offset, item in items:
-        at = start + offset
-        if not item:
-            raise _FaultError(at, "an empty item in the list of hosts")
-        yield from ((at, host) for host in _expand_item(item, at, settings))
+    settings = _settings(content, end, faults)
+    for offset, item in split_list(content[start:end]):
+        if item:
+            yield start + offset, item, settings
+        else:
+            faults.append(_FaultError(start + offset, "an empty item in the list of hosts"))
 
 
-def _settings(content: str, start: int) -> Iterator[tuple[str, tuple[int, int]]]:
+def _settings(content: str, start: int, faults: list[_FaultError]) -> _Settings:
     """``slots=…`` and ``max_slots=…``, each with its value's offset."""
-    given = set()
+    settings: _Settings = {}
     for match in _SETTING.finditer(content, start):
-        at = match.start()
         if match["word"]:
-            raise _FaultError(
-                at, f"'{match['word']}' isn't understood here; a line is 'host slots=N max_slots=N # comment'"
-            )
-        key = _KEYS.get(match["key"].lower())
-        if key is None:
-            near = difflib.get_close_matches(match["key"].lower(), _KEYS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "; known are 'slots' and 'max_slots'"
-            raise _FaultError(at, f"unknown word '{match['key']}'{hint}")
-        if key in given:
-            raise _FaultError(at, f"'{key}' is given twice")
-        given.add(key)
-        yield key, (_count(match["value"], match.start("value"), key, keyword=True), match.start("value"))
+            message = f"'{match['word']}' isn't understood here; a line is 'host slots=N max_slots=N # comment'"
+            faults.append(_FaultError(match.start(), message))
+            # What follows a word out of place would be misread, too.
+            break
+        try:
+            key, value = _setting(match)
+        except _FaultError as fault:
+            faults.append(fault)
+            continue
+        if key in settings:
+            faults.append(_FaultError(match.start(), f"'{key}' is given twice"))
+        settings[key] = value, match.start("value")
+    return settings
+
+
+def _setting(match: re.Match[str]) -> tuple[str, int]:
+    key = _KEYS.get(match["key"].lower())
+    if key is None:
+        near = difflib.get_close_matches(match["key"].lower(), _KEYS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else "; known are 'slots' and 'max_slots'"
+        raise _FaultError(match.start(), f"unknown word '{match['key']}'{hint}")
+    return key, _count(match["value"], match.start("value"), key, keyword=True)
 
 
 def _count(text: str, offset: int, what: str, *, keyword: bool) -> int:
@@ -176,7 +195,7 @@ def _count(text: str, offset: int, what: str, *, keyword: bool) -> int:
     return int(text)
 
 
-def _expand_item(item: str, at: int, settings: dict[str, tuple[int, int]]) -> Iterator[Host]:
+def _expand_item(item: str, at: int, settings: _Settings) -> Iterator[Host]:
     user, name, count = _split_item(item, at)
     if count is not None and "slots" in settings:
         raise _FaultError(settings["slots"][1], f"the slots of '{name}' are given twice, by ':' and by 'slots='")

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 _ETC_HOSTS = Path("/etc/hosts")
+_RESOLV_CONF = Path("/etc/resolv.conf")
 
 
 def canonical(name: str) -> str:
@@ -21,25 +22,26 @@ def is_this_machine(name: str) -> bool:
     """Whether a host name or address is this machine's own."""
     normal = _normal(name)
     try:
-        if ipaddress.ip_address(normal).is_loopback:
-            return True
+        address = ipaddress.ip_address(normal)
     except ValueError:
-        pass
-    return normal in _own_names()
+        return normal in _own_names()
+    # A connection to 0.0.0.0 or :: ends at this machine, too.
+    return address.is_loopback or address.is_unspecified or normal in _own_names()
 
 
 def _normal(name: str) -> str:
     """Lower case, no dot at the end, addresses in their shortest form."""
     text = name.lower().removesuffix(".")
     try:
-        return str(ipaddress.ip_address(text))
+        address = ipaddress.ip_address(text)
     except ValueError:
         return text
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 @functools.cache
 def _own_names() -> frozenset[str]:
-    """Host name, interface addresses, and what /etc/hosts calls those."""
+    """Host name, short and full, interface addresses, and what /etc/hosts calls those."""
     addresses = {
         _normal(address.address)
         for interface in psutil.net_if_addrs().values()
@@ -47,17 +49,28 @@ def _own_names() -> frozenset[str]:
         if address.family in (socket.AF_INET, socket.AF_INET6)
     }
     host_name = socket.gethostname().lower()
-    return frozenset({"localhost", host_name, host_name.partition(".")[0], *addresses, *_aliases(addresses)})
+    short = host_name.partition(".")[0]
+    full = {f"{short}.{domain}" for domain in _domains()}
+    return frozenset({"localhost", host_name, short, *full, *addresses, *_aliases(addresses)})
+
+
+def _domains() -> set[str]:
+    """The domain that a name server is asked for this machine's short name in: what ``hostname --fqdn`` adds."""
+    words = (line.split() for line in _lines(_RESOLV_CONF))
+    return {line[1] for line in words if len(line) > 1 and line[0] in ("domain", "search")}
 
 
 def _aliases(addresses: set[str]) -> set[str]:
     names: set[str] = set()
-    try:
-        lines = _ETC_HOSTS.read_text(errors="replace").splitlines()
-    except OSError:
-        return names
-    for line in lines:
-        address, *aliases = line.partition("#")[0].lower().split() or [""]
+    for line in _lines(_ETC_HOSTS):
+        address, *aliases = line.partition("#")[0].split() or [""]
         if _normal(address) in addresses or address.startswith("127."):
             names.update(aliases)
     return names
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(errors="replace").lower().splitlines()
+    except OSError:
+        return []

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 
 # More hosts than any Horovod job has had. A range is counted before it is expanded.
 MAX_HOSTS = 10_000
 
-_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*)"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 NAME = re.compile(_NAME)
-_RANGE = re.compile(r"[A-Za-z0-9_.-]*(?:\[[0-9,/-]+\][A-Za-z0-9_.-]*)+")
+# RFC 1035 2.3.4
+MAX_NAME = 253
+_NUMBERS = re.compile(r"[0-9.]+")
+_RANGE = re.compile(rf"(?:{_NAME})?(?:\[[0-9,/-]+\][A-Za-z0-9_.-]*)+")
 _PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 
 
@@ -25,10 +29,8 @@ def expand(text: str) -> list[str]:
         RangeError: not a host name or range, or too many hosts.
     """
     if "[" not in text and "]" not in text:
-        if not NAME.fullmatch(text):
-            raise RangeError(f"'{text}' isn't a host name")
-        return [text]
-    if not _RANGE.fullmatch(text) or text.startswith("-"):
+        return [_checked(text)]
+    if not _RANGE.fullmatch(text):
         raise RangeError(f"'{text}' isn't a range of hosts such as node[01-16]")
     size = math.prod(_size(text, group) for group in re.findall(r"\[([^\]]*)\]", text))
     if size > MAX_HOSTS:
@@ -37,9 +39,24 @@ def expand(text: str) -> list[str]:
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
     try:
-        return list(NodeSet(text))
+        names = list(NodeSet(text))
     except NodeSetException as error:
         raise RangeError(f"'{text}' isn't a range of hosts: {error}") from error
+    return [_checked(name) for name in names]
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise RangeError(f"'{name}' isn't a host name")
+    if len(name) > MAX_NAME:
+        raise RangeError(f"a host name of {len(name)} characters; the limit is {MAX_NAME}")
+    # ssh would take '4' for 0.0.0.4.
+    if _NUMBERS.fullmatch(name):
+        try:
+            ipaddress.IPv4Address(name)
+        except ValueError as error:
+            raise RangeError(f"'{name}' is neither a host name nor an IPv4 address") from error
+    return name
 
 
 def _size(text: str, group: str) -> int:
@@ -48,6 +65,11 @@ def _size(text: str, group: str) -> int:
         match = _PART.fullmatch(part)
         if not match or len(part) > 30:
             raise RangeError(f"'{text}' isn't a range of hosts: '{part}' is neither a number nor first-last")
+        if match[2] and len(match[1]) != len(match[2]) and any(re.match("0.", end) for end in (match[1], match[2])):
+            raise RangeError(
+                f"'{text}' isn't a range of hosts: '{match[1]}' and '{match[2]}' have different lengths; "
+                "with leading zeros, write such as 001-100 or 01-99,100"
+            )
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step == 0:
             raise RangeError(

@@ -47,10 +47,15 @@ def _names(texts: Iterable[str], source: str, known: dict[str, str], problems: l
             except RangeError as error:
                 problems.append(Problem(source, 0, 0, str(error)))
                 continue
-            for name in expanded:
-                if canonical(name) not in known:
-                    near = difflib.get_close_matches(canonical(name), known, n=1)
-                    hint = f"; did you mean '{known[near[0]]}'?" if near else ""
-                    problems.append(Problem(source, 0, 0, f"no host is named '{name}'{hint}"))
-                names.add(canonical(name))
+            missing = [name for name in expanded if canonical(name) not in known]
+            if missing:
+                problems.append(Problem(source, 0, 0, _not_found(missing, known)))
+            names.update(map(canonical, expanded))
     return names
+
+
+def _not_found(missing: list[str], known: dict[str, str]) -> str:
+    if len(missing) > 1:
+        return f"no host is named '{missing[0]}', nor are {len(missing) - 1} more of that range"
+    near = difflib.get_close_matches(canonical(missing[0]), known, n=1)
+    return f"no host is named '{missing[0]}'" + (f"; did you mean '{known[near[0]]}'?" if near else "")
