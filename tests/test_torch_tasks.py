@@ -100,6 +100,7 @@ def test_the_gpt_knows_nothing_at_first(gpt: Any) -> None:
     [({"width": 30}, "multiple of heads"), ({"context": 1}, "greater than or equal to 2")],
 )
 def test_bad_options_of_the_gpt(options: dict[str, int], message: str) -> None:
+    pytest.importorskip("torch")
     from hvdtrain.tasks.gpt import GPTOptions
 
     with pytest.raises(ValueError, match=message):
