@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.errors import InputError, UsageError
-from hvdtrain.hosts import resolve
+from hvdtrain.hosts import local, resolve
 from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
 from hvdtrain.hosts.local import canonical, is_this_machine
 from hvdtrain.hosts.models import Host
@@ -55,7 +55,10 @@ def read(folder: Path, content: str | bytes) -> tuple[Host, ...]:
         ("node[0-8/4]", [Host("node0"), Host("node4"), Host("node8")]),
         ("node[9-10].example.com", [Host("node9.example.com"), Host("node10.example.com")]),
         ("a:2,b:3", [Host("a", 2), Host("b", 3)]),
+        ("a:2, b:3", [Host("a", 2), Host("b", 3)]),
+        ("a, b slots=3", [Host("a", 3), Host("b", 3)]),
         ("n[1,2]:2,b", [Host("n1", 2), Host("n2", 2), Host("b")]),
+        ("a\rb\n", [Host("a"), Host("b")]),
         ("# all\n\n  a slots=2 # the big one\n\t\n\tb\tslots=1\n", [Host("a", 2), Host("b", 1)]),
         ("a slots=2#no blank", [Host("a", 2)]),
         ("a slots=2\r\nb slots=1\r\n", [Host("a", 2), Host("b", 1)]),
@@ -69,6 +72,7 @@ def test_hostfiles_as_people_have_them(tmp_path: Path, content: str | bytes, exp
 
 
 LIST_IT_ONCE = "list it once, with all its slots"
+DIFFERENT_LENGTHS = "have different lengths; with leading zeros, write such as 001-100 or 01-99,100"
 A_LINE_IS = "isn't understood here; a line is 'host slots=N max_slots=N # comment'"
 BAD = [
     ("a slots=0", "1:9: slots is 0; it must be from 1 to 10000"),
@@ -110,10 +114,16 @@ BAD = [
     ("node[1-3]\nnode2", f"2:1: host 'node2' was already listed in line 1; {LIST_IT_ONCE}"),
     ("localhost\n127.0.0.1", f"2:1: '127.0.0.1' and 'localhost' (in line 1) are both this machine; {LIST_IT_ONCE}"),
     ("[::1]:2,localhost", f"1:9: 'localhost' and '::1' (in the same line) are both this machine; {LIST_IT_ONCE}"),
+    ("localhost\n0.0.0.0", f"2:1: '0.0.0.0' and 'localhost' (in line 1) are both this machine; {LIST_IT_ONCE}"),
+    (
+        "localhost\n[::ffff:127.0.0.1]",
+        f"2:1: '::ffff:127.0.0.1' and 'localhost' (in line 1) are both this machine; {LIST_IT_ONCE}",
+    ),
     ("[2001:db8::7]\n[2001:DB8:0::7]", f"2:1: host '2001:DB8:0::7' was already listed in line 1; {LIST_IT_ONCE}"),
     ("a,,b", "1:3: an empty item in the list of hosts"),
     ("a,", "1:3: an empty item in the list of hosts"),
-    ("a, b", f"1:4: 'b' {A_LINE_IS}"),
+    ("a, ,b", "1:4: an empty item in the list of hosts"),
+    ("a, slots=2", "1:4: 'slots=2' isn't a host name"),
     ("node[01-16", "1:1: 'node[01-16' isn't a range of hosts such as node[01-16]"),
     ("node[]", "1:1: 'node[]' isn't a range of hosts such as node[01-16]"),
     ("node[a-b]", "1:1: 'node[a-b]' isn't a range of hosts such as node[01-16]"),
@@ -121,6 +131,15 @@ BAD = [
     ("node[16-01]", "1:1: 'node[16-01]' isn't a range of hosts: '16-01' ends before it starts"),
     ("node[1-4/0]", "1:1: 'node[1-4/0]' isn't a range of hosts: '1-4/0' has a step of 0"),
     ("node[1-99999999]", "1:1: 'node[1-99999999]' stands for 99999999 hosts; the limit is 10000"),
+    ("node[01-100]", f"1:1: 'node[01-100]' isn't a range of hosts: '01' and '100' {DIFFERENT_LENGTHS}"),
+    ("node[9-010]", f"1:1: 'node[9-010]' isn't a range of hosts: '9' and '010' {DIFFERENT_LENGTHS}"),
+    (".n[1-2]", "1:1: '.n[1-2]' isn't a range of hosts such as node[01-16]"),
+    ("[1-3]:2", "1:1: '1' is neither a host name nor an IPv4 address"),
+    ("4", "1:1: '4' is neither a host name nor an IPv4 address"),
+    ("10.0.0.300", "1:1: '10.0.0.300' is neither a host name nor an IPv4 address"),
+    ("10.0.7:2", "1:1: '10.0.7' is neither a host name nor an IPv4 address"),
+    ("n" * 254, "1:1: a host name of 254 characters; the limit is 253"),
+    ("a[1-9000],b[1-9000]", "1:1: more than 10000 hosts"),
     ("n[1-100][1-200]", "1:1: 'n[1-100][1-200]' stands for 20000 hosts; the limit is 10000"),
     ("-oProxyCommand=x", "1:1: '-oProxyCommand=x' isn't a host name"),
     ("a;b", "1:1: 'a;b' isn't a host name"),
@@ -150,6 +169,19 @@ def test_all_bad_lines_are_named_at_once(tmp_path: Path) -> None:
     assert [problem.line for problem in caught.value.problems] == [1, 3, 4]
 
 
+def test_all_faults_of_a_line_are_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, "a:0,b,c:x slots=q sluts=2\n")
+    assert [problem.column for problem in caught.value.problems] == [3, 9, 17, 19]
+
+
+def test_a_file_of_another_kind_does_not_fill_the_screen(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        read(tmp_path, "time, temperature\n12:00, 21.5\n" * 5_000)
+    assert 50 <= len(caught.value.problems) < 60
+    assert caught.value.problems[-1].message == "too many faults; the rest isn't read"
+
+
 @pytest.mark.parametrize(("name", "reason"), [("missing", "No such file or directory"), (".", "Is a directory")])
 def test_a_hostfile_that_can_not_be_read(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(InputError) as caught:
@@ -174,6 +206,7 @@ def test_lists(items: list[str], expected: list[Host]) -> None:
     [
         (["a:x"], "--hosts: 'x' isn't a number of slots"),
         ([""], "--hosts: no hosts in this list"),
+        (["a:x,b:0"], "--hosts: 'x' isn't a number of slots\n--hosts: slots is 0; it must be from 1 to 10000"),
         (["a", "b:0"], "--hosts[1]: slots is 0; it must be from 1 to 10000"),
         (["a", "a"], f"--hosts[1]: host 'a' was already listed in --hosts[0]; {LIST_IT_ONCE}"),
         (["a,a"], f"--hosts: host 'a' was already listed in the same list; {LIST_IT_ONCE}"),
@@ -246,6 +279,7 @@ def test_include_and_exclude(include: list[str], exclude: list[str], expected: l
         ([], ["other"], "exclude: no host is named 'other'"),
         ([], ["node[1-3]", "localhost", "[fe80::1]"], "hosts: include and exclude leave no host"),
         (["node1"], ["node1"], "hosts: include and exclude leave no host"),
+        (["node[3-9]"], [], "include: no host is named 'node4', nor are 5 more of that range"),
         (["node["], [], "include: 'node[' isn't a range of hosts such as node[01-16]"),
     ],
 )
@@ -253,6 +287,28 @@ def test_bad_include_and_exclude(include: list[str], exclude: list[str], message
     with pytest.raises(InputError) as caught:
         select(HOSTS, include, exclude)
     assert str(caught.value) == message
+
+
+def test_a_range_without_hosts_takes_no_time() -> None:
+    hosts = parse_hosts(["node[1-9999]"], "--hosts")
+    start = time.monotonic()
+    with pytest.raises(InputError):
+        select(hosts, ["rack[1-9999]"], [])
+    assert time.monotonic() - start < 10
+
+
+def test_full_name_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.1\nsearch Lab.Example.com example.com\nsearch\n")
+    (tmp_path / "hosts").write_text("127.0.1.1 ada.home ada # Debian's\n192.0.2.1 other\n\n")
+    monkeypatch.setattr(local, "_RESOLV_CONF", tmp_path / "resolv.conf")
+    monkeypatch.setattr(local, "_ETC_HOSTS", tmp_path / "hosts")
+    monkeypatch.setattr(local.socket, "gethostname", lambda: "Gpu01")
+    local._own_names.cache_clear()
+    try:
+        assert all(is_this_machine(name) for name in ("gpu01", "GPU01.lab.example.com.", "ada", "ada.home"))
+        assert not any(is_this_machine(name) for name in ("gpu01.example.com", "gpu02.lab.example.com", "other"))
+    finally:
+        local._own_names.cache_clear()
 
 
 def resolved(spec: Hosts, **flags: object) -> list[str]:

@@ -24,6 +24,8 @@ MAX_SLOTS = 10_000
 # A file that is no hostfile at all mustn't fill the screen.
 MAX_PROBLEMS = 50
 
+# The hosts of a line; blanks may follow the commas of a list.
+_HOSTS = re.compile(r"\s*(?P<hosts>\S+(?:(?<=,)\s+\S+)*)")
 # `slots=4`, also Open MPI's `slots = 4`; or any other word.
 _SETTING = re.compile(r"(?P<key>[^\s=]+)\s*=\s*(?P<value>[^\s=]*)|(?P<word>\S+)")
 _KEYS = {"slots": "slots", "max_slots": "max_slots", "max-slots": "max_slots"}
@@ -107,6 +109,9 @@ def _parse(lines: Iterable[_Line]) -> tuple[Host, ...]:
     problems: list[Problem] = []
     seen: dict[str, tuple[str, _Line]] = {}
     for line in lines:
+        if len(problems) >= MAX_PROBLEMS:
+            problems.append(Problem(line.source, line.number, 0, "too many faults; the rest isn't read"))
+            break
         faults: list[_FaultError] = []
         for offset, item, settings in _items_of(line.text, faults):
             try:
@@ -118,7 +123,6 @@ def _parse(lines: Iterable[_Line]) -> tuple[Host, ...]:
         problems += [line.problem(fault) for fault in faults]
         if len(hosts) > MAX_HOSTS:
             problems.append(line.problem(_FaultError(0, f"more than {MAX_HOSTS} hosts")))
-        if len(problems) >= MAX_PROBLEMS or len(hosts) > MAX_HOSTS:
             break
     if problems:
         raise InputError(problems)
@@ -145,16 +149,16 @@ def _refuse_duplicate(name: str, offset: int, line: _Line, seen: dict[str, tuple
 def _items_of(text: str, faults: list[_FaultError]) -> Iterator[tuple[int, str, _Settings]]:
     """The hosts and ranges of one line, each with its offset and the line's settings."""
     content = text.partition("#")[0]
-    start = len(content) - len(content.lstrip())
-    if start == len(content):
+    match = _HOSTS.match(content)
+    if not match:
         return
-    end = start + len(content[start:].split(maxsplit=1)[0])
-    settings = _settings(content, end, faults)
-    for offset, item in split_list(content[start:end]):
-        if item:
-            yield start + offset, item, settings
+    settings = _settings(content, match.end(), faults)
+    for offset, item in split_list(match["hosts"]):
+        at = match.start("hosts") + offset + len(item) - len(item.lstrip())
+        if item.strip():
+            yield at, item.strip(), settings
         else:
-            faults.append(_FaultError(start + offset, "an empty item in the list of hosts"))
+            faults.append(_FaultError(at, "an empty item in the list of hosts"))
 
 
 def _settings(content: str, start: int, faults: list[_FaultError]) -> _Settings:
