@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovod_parts import guard, headers, made_frameworks, program, toolchain
+from horovod_parts import guard, headers, heed_interrupts, made_frameworks, program, toolchain
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import source
@@ -154,6 +154,7 @@ def test_a_build_that_is_ended_leaves_nothing(
         env=environment.variables | {"TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     )
     assert process.stderr
     for line in process.stderr:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from horovod_parts import heed_interrupts
 
 from hvdtrain.horovod.guard import guarded
 
@@ -72,7 +73,11 @@ def test_the_end_of_hvdtrain_is_the_end_of_all(number: signal.Signals) -> None:
             process.wait()
     """
     parent = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
     assert parent.stdout
     with parent.stdout:
