@@ -6,32 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from horovod_parts import heed_interrupts
+from real_processes import is_running, wait_until_gone
 
 from hvdtrain.horovod.guard import guarded
 
 # A process in a session of its own, below a shell that waits: neither a group's nor a parent's signal reaches it.
 FAMILY = "setsid sleep 600 & echo $!; wait"
 LIMIT_S = 60
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return True
-    return state in "ZX"
-
-
-def wait_until_gone(pid: int) -> None:
-    limit = time.monotonic() + LIMIT_S
-    while not is_gone(pid):
-        assert time.monotonic() < limit, f"process {pid} is still there"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +36,15 @@ def test_a_command_that_ends_leaves_nothing() -> None:
         assert process.stdout
         left = int(process.stdout.readline())
         assert process.wait(LIMIT_S) == 0
-        assert is_gone(left)
+        assert not is_running(left)
 
 
 def test_leaving_the_context_ends_all_of_it() -> None:
     with guarded(["sh", "-c", FAMILY], os.environ) as process:
         assert process.stdout
         left = int(process.stdout.readline())
-        assert not is_gone(left)
-    assert is_gone(left)
+        assert is_running(left)
+    assert not is_running(left)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -84,4 +68,4 @@ def test_the_end_of_hvdtrain_is_the_end_of_all(number: signal.Signals) -> None:
         left = int(parent.stdout.readline())
         parent.send_signal(number)
         parent.wait(LIMIT_S)
-    wait_until_gone(left)
+    wait_until_gone([left], LIMIT_S)

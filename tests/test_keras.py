@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_processes import WITHOUT_HOROVOD, python_on_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -33,17 +34,8 @@ def case_names(prefix: str) -> list[str]:
 
 def on_two_ranks(controller: str, folder: Path, *command: str) -> str:
     """Runs a command on two ranks and returns its output; fails with it if a rank does."""
-    done = subprocess.run(
-        ["horovodrun", "-np", "2", "-H", "localhost:2", f"--{controller}", sys.executable, *command],
-        cwd=folder,
-        env={**ENVIRONMENT, "HOROVOD_TIMELINE": "DYNAMIC"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+    environment = {**ENVIRONMENT, "HOROVOD_TIMELINE": "DYNAMIC"}
+    return python_on_ranks(controller, 2, folder, *command, env=environment, timeout=PATIENCE_S)
 
 
 # Under MPI what differs by controller: each kind of collective, in graphs and eagerly.
@@ -245,15 +237,10 @@ def test_xla_is_left_out_or_refused(results: Results) -> None:
         assert case["scaled"] == case["distributed"]
 
 
-LOAD_WITHOUT_HOROVOD = """
-import json, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("horovod", "hvdtrain"):
-            raise ModuleNotFoundError(f"{name} is blocked here")
-
-sys.meta_path.insert(0, Blocked())
+LOAD_WITHOUT_HOROVOD = (
+    WITHOUT_HOROVOD
+    + """
+import json
 import keras, numpy as np
 
 @keras.saving.register_keras_serializable("mine")
@@ -274,6 +261,7 @@ for name in sys.argv[1:]:
     }
 print(json.dumps(found))
 """
+)
 
 
 @GLOO_ONLY

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from real_processes import WITHOUT_HOROVOD, python_on_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -30,26 +31,8 @@ ENVIRONMENT = {
 
 
 def on_ranks(controller: str, processes: int, folder: Path, *command: str, **environment: str) -> str:
-    done = subprocess.run(
-        [
-            "horovodrun",
-            "-np",
-            str(processes),
-            "-H",
-            f"localhost:{processes}",
-            f"--{controller}",
-            sys.executable,
-            *command,
-        ],
-        cwd=folder,
-        env={**ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+    env = {**ENVIRONMENT, **environment}
+    return python_on_ranks(controller, processes, folder, *command, env=env, timeout=PATIENCE_S)
 
 
 def train_digits(controller: str, processes: int, folder: Path, options: dict[str, Any]) -> Path:
@@ -185,15 +168,9 @@ def test_two_ranks_train_the_digits_as_one_process_does(
         np.testing.assert_allclose(values, one_process[name], rtol=0, atol=1e-5, err_msg=name)
 
 
-MEASURE = """
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("horovod", "hvdtrain"):
-            raise ModuleNotFoundError(f"{name} is blocked here")
-
-sys.meta_path.insert(0, Blocked())
+MEASURE = (
+    WITHOUT_HOROVOD
+    + """
 import keras
 from sklearn.datasets import load_digits
 
@@ -202,6 +179,7 @@ digits = load_digits()
 right = model.predict(digits.images[..., None] / 16, verbose=0).argmax(1) == digits.target
 print(right.mean(), int(model.optimizer.iterations))
 """
+)
 
 
 def test_the_digits_config_reaches_its_accuracy_and_saves_a_model_for_anyone(controller: str, tmp_path: Path) -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from real_processes import wait_until_gone
 
 pytestmark = pytest.mark.processes
 
@@ -81,20 +80,6 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pids: list[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while living := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < deadline, f"{living} live on"
-        select.select([], [], [], 0.05)
 
 
 ALLREDUCE = """

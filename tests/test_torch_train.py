@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_processes import horovodrun
 
 from hvdtrain import contract
 
@@ -192,8 +193,7 @@ class Jobs:
         run = self._folder / f"run-{len(list(self._folder.iterdir()))}"
         command = [sys.executable, "-m", "hvdtrain.train"]
         if size > 1:
-            horovodrun = str(Path(sys.executable).parent / "horovodrun")
-            command = [horovodrun, "-np", str(size), "-H", f"localhost:{size}", f"--{controller}", *command]
+            command = [*horovodrun(controller, size), *command]
         environment = os.environ | {
             contract.TASK: f"cases:{task}",
             contract.OPTIONS: json.dumps(options),

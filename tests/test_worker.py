@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_processes import is_running, wait_until_gone
 
 from hvdtrain import contract, frames
 
@@ -99,20 +98,6 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-u", "-c", code]
 
 
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} lives on"
-        select.select([], [], [], 0.02)
-
-
 def test_output_end_and_identity_arrive(start: Any) -> None:
     supervisor = start(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
     assert supervisor.hello == {"rank": 3, "host": socket.gethostname(), "pid": supervisor.wrapper.pid}
@@ -171,7 +156,7 @@ def test_nothing_that_the_command_started_lives_on(start: Any) -> None:
     pid = int(supervisor.line())
     assert supervisor.rest()[2]["code"] == 0
     assert supervisor.wait() == 0
-    wait_until_gone(pid)
+    wait_until_gone([pid], PATIENCE_S)
     listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert daemon not in listing
 
@@ -220,7 +205,7 @@ def test_the_command_ends_with_its_supervisor_or_wrapper(start: Any, code: str, 
     assert is_running(pid)
     end(supervisor)
     supervisor.wait()
-    wait_until_gone(pid)
+    wait_until_gone([pid], PATIENCE_S)
 
 
 def test_the_channel_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
@@ -240,7 +225,7 @@ def test_a_stopped_command_ends_too(start: Any) -> None:
     say_stop(supervisor)
     end = supervisor.rest()[2]
     assert (end["code"], end["stopped"]) == (-signal.SIGTERM, True)
-    wait_until_gone(pid)
+    wait_until_gone([pid], PATIENCE_S)
 
 
 def test_without_a_supervisor_the_command_just_runs() -> None:

@@ -1,0 +1,61 @@
+"""Starting ranks by plain horovodrun, and seeing whether processes are gone."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+# Before other imports of a script: it then runs as where neither Horovod nor hvdtrain is installed.
+WITHOUT_HOROVOD = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("horovod", "hvdtrain"):
+            raise ModuleNotFoundError(f"{name} is blocked here")
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def horovodrun(controller: str, processes: int) -> list[str]:
+    """horovodrun of the interpreter that runs the tests, on this machine, up to the ranks' command."""
+    program = Path(sys.executable).parent / "horovodrun"
+    return [str(program), "-np", str(processes), "-H", f"localhost:{processes}", f"--{controller}"]
+
+
+def python_on_ranks(
+    controller: str, processes: int, folder: Path, *arguments: str, env: Mapping[str, str], timeout: float
+) -> str:
+    """Run Python with these arguments on each rank; returns all output, and fails with it if a rank does."""
+    done = subprocess.run(
+        [*horovodrun(controller, processes), sys.executable, *arguments],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process is there, and not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(pids: Iterable[int], seconds: float) -> None:
+    """Fail if one of them still runs after that time."""
+    deadline = time.monotonic() + seconds
+    while living := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"{living} live on"
+        select.select([], [], [], 0.02)
