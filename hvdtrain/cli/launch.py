@@ -10,7 +10,7 @@ import click
 from hvdtrain.hosts.resolve import default_slots, resolve_hosts
 from hvdtrain.plan.plan import make_plan
 from hvdtrain.plan.render import render
-from hvdtrain.spec.loader import load_spec, resolved_yaml
+from hvdtrain.spec.loader import load_spec
 from hvdtrain.supervise.facts import gather_facts
 from hvdtrain.supervise.run_directory import RunDirectory
 
@@ -68,12 +68,11 @@ def command(
         exclude=exclude,
         default_slots=default_slots(),
     )
-    directory = RunDirectory.choose(runs, spec.name)
-    plan = make_plan(spec, where, gather_facts(), directory.path)
+    plan = make_plan(spec, where, gather_facts(), RunDirectory.choose(runs, spec.name).path)
     if dry_run:
         click.echo(render(plan) if output_format == "text" else json.dumps(plan.to_json(), indent=2))
         return 0
 
     from hvdtrain.supervise.launch import launch
 
-    return launch(spec, plan, directory, resolved_yaml(spec))
+    return launch(spec, plan)

@@ -25,7 +25,7 @@ from hvdtrain.horovod.diagnose import first_error
 from hvdtrain.horovod.edits import apply_edits
 from hvdtrain.horovod.guard import guarded
 from hvdtrain.horovod.installed import Installed, installed, mismatches
-from hvdtrain.horovod.prove import prove
+from hvdtrain.horovod.prove import proofs
 from hvdtrain.horovod.record import make_record, write_record
 from hvdtrain.horovod.toolchain import Toolchain, inspect_toolchain
 
@@ -300,15 +300,11 @@ def _prove_all(horovod: Installed, progress: Progress) -> None:
     Raises:
         CheckFailedError: one of them doesn't work.
     """
-    for framework in horovod.frameworks:
-        for controller in horovod.controllers:
-            proof = prove(horovod, framework, controller)
-            progress.step(
-                f"allreduce of two processes, {framework} over {controller}: {'ok' if proof.ok else 'FAILED'}"
+    for proof in proofs(horovod):
+        part = f"{proof.framework} over {proof.controller}"
+        progress.step(f"allreduce of two processes, {part}: {'ok' if proof.ok else 'FAILED'}")
+        if not proof.ok:
+            raise CheckFailedError(
+                f"Horovod was built, but {part} doesn't work:\n" + "\n".join(f"  {line}" for line in proof.error),
+                fix="see 'hvdtrain horovod check'",
             )
-            if not proof.ok:
-                raise CheckFailedError(
-                    f"Horovod was built, but {framework} over {controller} doesn't work:\n"
-                    + "\n".join(f"  {line}" for line in proof.error),
-                    fix="see 'hvdtrain horovod check'",
-                )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from hvdtrain.horovod.installed import Installed, fits
-from hvdtrain.horovod.prove import prove
+from hvdtrain.horovod.prove import proofs
 from hvdtrain.horovod.toolchain import Toolchain, framework_version
 
 REBUILD = "hvdtrain horovod build"
@@ -105,10 +105,13 @@ def _python(horovod: Installed, toolchain: Toolchain) -> Finding:
 
 
 def _proofs(horovod: Installed) -> list[Finding]:
-    findings = []
-    for framework in horovod.frameworks:
-        for controller in horovod.controllers:
-            proof = prove(horovod, framework, controller)
-            advice = "" if proof.ok else proof.error[-1]
-            findings.append(Finding(f"{framework} over {controller}", "", "2 processes", proof.ok, advice))
-    return findings
+    return [
+        Finding(
+            f"{proof.framework} over {proof.controller}",
+            "",
+            "2 processes",
+            proof.ok,
+            "" if proof.ok else proof.error[-1],
+        )
+        for proof in proofs(horovod)
+    ]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hvdtrain.horovod.guard import guarded
@@ -52,6 +53,13 @@ class Proof:
     def ok(self) -> bool:
         """Whether the sums were right on both processes."""
         return not self.error
+
+
+def proofs(horovod: Installed) -> Iterator[Proof]:
+    """The proofs of every framework over every controller, one after the other."""
+    for framework in horovod.frameworks:
+        for controller in horovod.controllers:
+            yield prove(horovod, framework, controller)
 
 
 def prove(horovod: Installed, framework: str, controller: str) -> Proof:

@@ -50,13 +50,7 @@ class LaunchPlan:
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for ``--format json`` and ``plan.json``."""
-        return {
-            **asdict(self),
-            "argv": list(self.argv),
-            "secrets": list(self.secrets),
-            "reasons": list(self.reasons),
-            "placements": [asdict(placement) for placement in self.placements],
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory: Path) -> LaunchPlan:

@@ -8,8 +8,10 @@ import selectors
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import IO
 
 from hvdtrain import contract, frames, processes
@@ -44,7 +46,8 @@ class Supervisor:
         self._workers: dict[int, channel.Worker] = {}
         self._size = len(plan.placements)
         self._logs: dict[int, IO[str]] = {}
-        self._launcher_lines: list[str] = []
+        self._files = ExitStack()
+        self._launcher_lines: deque[str] = deque(maxlen=channel.KEPT_LINES)
         self._signals: list[signal.Signals] = []
         self._failures: list[RankEnd] = []
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -66,7 +69,7 @@ class Supervisor:
             listener = channel.Listener()
             stack.callback(listener.close)
             self._selector.register(listener.socket, selectors.EVENT_READ, lambda: self._accept(listener))
-            stack.callback(self._close_logs)
+            stack.enter_context(self._files)
             stack.callback(processes.kill_descendants, spare)
             self._start_launcher(listener.path)
             self._after(START_TIMEOUT_S, self._check_started)
@@ -122,7 +125,7 @@ class Supervisor:
         if kind == frames.HELLO:
             worker.rank, worker.host = channel.hello(payload)
             self._workers[worker.rank] = worker
-            self._logs[worker.rank] = self._directory.rank_log(worker.rank).open("a", errors="replace")
+            self._logs[worker.rank] = self._open_log(self._directory.rank_log(worker.rank))
             worker.send(channel.start_frame(self._environment))
             if self._ending:
                 worker.send(channel.stop_frame(signal.SIGKILL))
@@ -137,7 +140,6 @@ class Supervisor:
         assert worker.rank is not None
         worker.last_lines.append(line)
         self._logs[worker.rank].write(line + "\n")
-        self._logs[worker.rank].flush()
         self._console.rank_line(worker.rank, line, error=error)
 
     def _flush(self, worker: channel.Worker) -> None:
@@ -195,21 +197,19 @@ class Supervisor:
         assert self._launcher.stdout is not None
         output = self._launcher.stdout
         os.set_blocking(output.fileno(), False)
-        log = self._directory.launcher_log.open("a")
-        self._logs[-1] = log
+        log = self._open_log(self._directory.launcher_log)
         assembler = LineAssembler()
-        self._selector.register(output, selectors.EVENT_READ, lambda: self._launcher_output(output, assembler))
+        self._selector.register(output, selectors.EVENT_READ, lambda: self._launcher_output(output, assembler, log))
 
-    def _launcher_output(self, output: IO[bytes], assembler: LineAssembler) -> None:
+    def _launcher_output(self, output: IO[bytes], assembler: LineAssembler, log: IO[str]) -> None:
         data = output.read()
         if data is None:
             return
         if not data:
             self._selector.unregister(output)
         for line in assembler.feed(data) if data else assembler.close():
-            self._launcher_lines = [*self._launcher_lines[-channel.KEPT_LINES :], line]
-            self._logs[-1].write(line + "\n")
-            self._logs[-1].flush()
+            self._launcher_lines.append(line)
+            log.write(line + "\n")
 
     def _stop_workers(self, number: signal.Signals) -> None:
         for worker in self._workers.values():
@@ -235,9 +235,9 @@ class Supervisor:
         while self._selector.select(0):
             self._turn(patience=0)
 
-    def _close_logs(self) -> None:
-        for log in self._logs.values():
-            log.close()
+    def _open_log(self, path: Path) -> IO[str]:
+        """A log that is on disk line by line, and closed at the run's end."""
+        return self._files.enter_context(path.open("a", buffering=1, errors="replace"))
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Supervisor:
             return Outcome(status, f"stopped by {self._signals[0].name}")
         if self._failures and not self._start_timed_out and not self._launcher_ended_first:
             return rank_failed(choose_cause(self._failures))
-        evidence = telling_lines(self._launcher_lines)
+        evidence = telling_lines(tuple(self._launcher_lines))
         missing = sorted(set(range(self._size)) - set(self._workers))
         if self._start_timed_out:
             summary = f"ranks {missing} did not start within {START_TIMEOUT_S:.0f} s"

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from hvdtrain import contract, frames, processes
 
@@ -71,7 +70,7 @@ class Wrapper:
                     preexec_fn=processes.end_with_parent(signal.SIGKILL),
                 )
             except OSError as error:
-                self._send(frames.ERR, f"{command[0]}: {error.strerror}\n".encode())
+                self._send(frames.pack(frames.ERR, f"{command[0]}: {error.strerror}\n".encode()))
                 self._send_exit(_COMMAND_NOT_FOUND)
                 return _COMMAND_NOT_FOUND
             self._pump(signals)
@@ -116,7 +115,7 @@ class Wrapper:
         except BlockingIOError:
             return False
         if data:
-            self._send(kind, data)
+            self._send(frames.pack(kind, data))
             return True
         with contextlib.suppress(KeyError):
             self._selector.unregister(descriptor)
@@ -166,12 +165,10 @@ class Wrapper:
             # A stopped process takes no other signal than SIGKILL before it goes on.
             os.killpg(self._process.pid, signal.SIGCONT)
 
-    def _send(self, kind: bytes, payload: bytes) -> None:
+    def _send(self, frame: bytes) -> None:
         # A supervisor that is gone is noticed by reading from the channel.
         with contextlib.suppress(OSError):
-            self._channel.sendall(frames.pack(kind, payload))
+            self._channel.sendall(frame)
 
     def _send_exit(self, code: int) -> None:
-        message: dict[str, Any] = {"code": code, "time": time.time(), "stopped": self._kill_at is not None}
-        with contextlib.suppress(OSError):
-            self._channel.sendall(frames.pack_json(frames.EXIT, message))
+        self._send(frames.pack_json(frames.EXIT, {"code": code, "stopped": self._kill_at is not None}))
