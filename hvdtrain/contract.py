@@ -11,6 +11,10 @@ from collections.abc import Mapping
 # --- environment of every worker -------------------------------------------------------------------------------
 # Path of the supervisor's Unix socket. Absent when the command of `--dry-run` was pasted into a shell.
 CHANNEL = "HVDTRAIN_CHANNEL"
+# Path of the page in which a rank writes what it is doing (`hvdtrain.worker.heartbeat`).
+HEARTBEAT = "HVDTRAIN_HEARTBEAT"
+# Path of the file into which a rank writes why it failed (`hvdtrain.worker.report`).
+REPORT = "HVDTRAIN_REPORT"
 # Absolute path of the run directory.
 RUN_DIRECTORY = "HVDTRAIN_RUN_DIRECTORY"
 # Number of this start of the job, from 0.
@@ -23,6 +27,9 @@ SETTINGS = "HVDTRAIN_SETTINGS"
 # --- run directory -------------------------------------------------------------------------------------------------
 JOB_FILE = "job.yaml"
 PLAN_FILE = "plan.json"
+STATUS_FILE = "status.json"
+EVENTS_FILE = "events.jsonl"
+FAILURE_FILE = "failure.json"
 METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 CHECKPOINTS = "checkpoints"

@@ -21,7 +21,7 @@ ALLOWED = {
     "hosts": {"hosts", "spec"},
     "spec": {"spec"},
     "worker": {"worker"},
-    "train": {"train", "keras"},
+    "train": {"train", "worker", "keras"},
     "tasks": {"tasks", "train", "keras"},
     "keras": {"keras"},
     "errors": set(),
