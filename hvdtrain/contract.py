@@ -6,15 +6,19 @@ with the standard library alone.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 # --- environment of every worker -------------------------------------------------------------------------------
-# Path of the supervisor's Unix socket. Absent when the command of `--dry-run` was pasted into a shell.
+# Name of the supervisor's Unix socket in Linux's abstract namespace. Absent when the command of `--dry-run` was pasted
+# into a shell.
 CHANNEL = "HVDTRAIN_CHANNEL"
-# Path of the page in which a rank writes what it is doing (`hvdtrain.worker.heartbeat`).
+# Path of the page in which a rank writes what it is doing (`hvdtrain.heartbeat`).
 HEARTBEAT = "HVDTRAIN_HEARTBEAT"
-# Path of the file into which a rank writes why it failed (`hvdtrain.worker.report`).
+# Path of the file into which a rank writes its unhandled exceptions, and number of the signal at which it writes its
+# stacks (`hvdtrain/worker/inject`).
 REPORT = "HVDTRAIN_REPORT"
+DUMP = "HVDTRAIN_DUMP_SIGNAL"
 # Absolute path of the run directory.
 RUN_DIRECTORY = "HVDTRAIN_RUN_DIRECTORY"
 # Number of this start of the job, from 0.
@@ -32,7 +36,12 @@ EVENTS_FILE = "events.jsonl"
 FAILURE_FILE = "failure.json"
 METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
+LAUNCHER_LOG = "launcher.log"
 CHECKPOINTS = "checkpoints"
+ENVIRONMENT_FILE = "environment.json"
+
+# The signal that asks a rank for its stacks. A real-time one: SIGUSR1 and 2 are for users' programs and schedulers.
+DUMP_SIGNAL = signal.SIGRTMIN + 7
 
 # --- exit status of `hvdtrain.train` for a task or options that can't be used; the launcher ends with 2 -------------
 BAD_TASK_STATUS = 72

@@ -1,7 +1,9 @@
 """The channel's messages: one byte of kind, four of length (big-endian), then the payload.
 
-The first exchange is the worker's HELLO and the supervisor's START, both JSON objects; then the worker sends its
-command's OUT and ERR bytes as they come, and one EXIT. The supervisor says STOP, or just closes the channel.
+The worker begins with HELLO, which the supervisor answers with START, or with STOP where the run is ending already.
+Then the worker sends its command's OUT and ERR bytes as they come, a BEAT from time to time, ENDING when somebody else
+than the supervisor tells it to end, and one EXIT. The supervisor says DUMP and STOP, or just closes the channel. HELLO,
+START, BEAT, STOP and EXIT are JSON objects.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ HELLO = b"h"
 START = b"s"
 OUT = b"o"
 ERR = b"e"
+BEAT = b"b"
+ENDING = b"g"
 EXIT = b"x"
+DUMP = b"d"
 STOP = b"q"
 
 _HEADER = struct.Struct(">cI")
@@ -63,17 +68,14 @@ class FrameReader:
             yield kind, payload
 
 
-def receive(channel: socket.socket, kind: bytes) -> dict[str, Any]:
-    """Wait for one JSON frame of that kind.
+def receive(channel: socket.socket) -> tuple[bytes, dict[str, Any]]:
+    """Wait for one JSON frame; the other end says no more before it has an answer.
 
     Raises:
-        ChannelError: the channel closed, or something else came.
+        ChannelError: the channel closed.
     """
     reader = FrameReader()
     while data := channel.recv(65536):
-        for found, payload in reader.feed(data):
-            if found != kind:
-                raise ChannelError(f"expected {kind!r}, got {found!r}")
-            message: dict[str, Any] = json.loads(payload)
-            return message
+        for kind, payload in reader.feed(data):
+            return kind, json.loads(payload)
     raise ChannelError("closed")

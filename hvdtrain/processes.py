@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def signals_as_events(numbers: Iterable[signal.Signals]) -> Iterator[socket.sock
             for number, handler in former.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(former_descriptor)
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Id of the user who holds the other end of a Unix socket, as the kernel tells it (unix(7), SO_PEERCRED)."""
+    credentials = struct.Struct("3i")  # process, user, group
+    _, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return int(user)
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 from real_processes import is_running, wait_until_gone
 
 from hvdtrain import contract, frames
+from hvdtrain.heartbeat import Heartbeat
+from hvdtrain.supervise.channel import Listener
 
 PATIENCE_S = 60
 
@@ -24,33 +27,46 @@ PATIENCE_S = 60
 class Supervisor:
     """Starts a wrapper and plays the supervisor's part of the channel."""
 
-    def __init__(self, folder: Path, command: list[str], environment: dict[str, str] | None = None) -> None:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(folder / "channel"))
-        listener.listen()
-        listener.settimeout(PATIENCE_S)
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        listener = Listener()
+        listener.socket.settimeout(PATIENCE_S)
         self.wrapper = subprocess.Popen(
             [sys.executable, "-m", "hvdtrain.worker", *command],
-            env={**os.environ, contract.CHANNEL: str(folder / "channel"), "HOROVOD_RANK": "3"},
+            env={**os.environ, contract.CHANNEL: listener.name, "HOROVOD_RANK": "3"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        self.channel, _ = listener.accept()
+        worker = listener.accept()
+        assert worker
+        self.channel = worker.connection
         listener.close()
         self.channel.settimeout(PATIENCE_S)
-        self.hello = frames.receive(self.channel, frames.HELLO)
+        _, self.hello = frames.receive(self.channel)
+        self.beats: list[dict[str, Any]] = []
         self._reader = frames.FrameReader()
-        self._waiting: list[tuple[bytes, bytes]] = []
-        self.channel.sendall(frames.pack_json(frames.START, {"environment": environment or {}}))
+        self.waiting: list[tuple[bytes, bytes]] = []
+        if environment is not None:
+            self.say(frames.START, {"environment": environment})
+
+    def say(self, kind: bytes, message: dict[str, Any]) -> None:
+        self.channel.sendall(frames.pack_json(kind, message))
 
     def frames(self) -> Iterator[tuple[bytes, bytes]]:
         while True:
-            while self._waiting:
-                yield self._waiting.pop(0)
-            data = self.channel.recv(65536)
-            if not data:
+            while self.waiting:
+                yield self.waiting.pop(0)
+            if not self.read():
                 return
-            self._waiting += self._reader.feed(data)
+
+    def read(self) -> bool:
+        """Take what has come, or wait for it; False when the channel has closed."""
+        data = self.channel.recv(65536)
+        for kind, payload in self._reader.feed(data):
+            if kind == frames.BEAT:
+                self.beats.append(json.loads(payload))
+            else:
+                self.waiting.append((kind, payload))
+        return bool(data)
 
     def line(self) -> str:
         """The next whole line of the command's output."""
@@ -74,15 +90,11 @@ class Supervisor:
 
 
 @pytest.fixture
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def start() -> Iterator[Any]:
     started: list[Supervisor] = []
 
-    def starter(command: list[str], environment: dict[str, str] | None = None) -> Supervisor:
-        # Short, for the socket's path.
-        folder = Path(tempfile.mkdtemp(prefix="hvdtest-"))
-        started.append(Supervisor(folder, command, environment))
-        (folder / "channel").unlink()
-        folder.rmdir()
+    def starter(command: list[str], environment: dict[str, str] | None = None, *, go: bool = True) -> Supervisor:
+        started.append(Supervisor(command, (environment or {}) if go else None))
         return started[-1]
 
     yield starter
@@ -171,11 +183,11 @@ def close(supervisor: Supervisor) -> None:
 
 
 def say_stop(supervisor: Supervisor) -> None:
-    supervisor.channel.sendall(frames.pack(frames.STOP, b"15"))
+    supervisor.say(frames.STOP, {"signal": 15, "grace_s": 3})
 
 
 def say_kill(supervisor: Supervisor) -> None:
-    supervisor.channel.sendall(frames.pack(frames.STOP, b"9"))
+    supervisor.say(frames.STOP, {"signal": 9, "grace_s": 3})
 
 
 def terminate_wrapper(supervisor: Supervisor) -> None:
@@ -208,16 +220,6 @@ def test_the_command_ends_with_its_supervisor_or_wrapper(start: Any, code: str, 
     wait_until_gone([pid], PATIENCE_S)
 
 
-def test_the_channel_of_a_killed_supervisor_is_removed(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    folder.mkdir()
-    supervisor = Supervisor(folder, python(SLEEPER))
-    supervisor.line()
-    supervisor.channel.close()
-    supervisor.wrapper.communicate(timeout=PATIENCE_S)
-    assert not folder.exists()
-
-
 def test_a_stopped_command_ends_too(start: Any) -> None:
     supervisor = start(python(SLEEPER))
     pid = int(supervisor.line())
@@ -226,6 +228,139 @@ def test_a_stopped_command_ends_too(start: Any) -> None:
     end = supervisor.rest()[2]
     assert (end["code"], end["stopped"]) == (-signal.SIGTERM, True)
     wait_until_gone([pid], PATIENCE_S)
+
+
+def test_a_run_that_is_ending_starts_nothing(start: Any, tmp_path: Path) -> None:
+    supervisor = start(python(f"open({str(tmp_path / 'began')!r}, 'w')"), go=False)
+    say_stop(supervisor)
+    assert supervisor.wait() == 128 + signal.SIGTERM
+    assert not (tmp_path / "began").exists()
+
+
+def test_another_end_of_the_channel_that_is_no_supervisor(start: Any, tmp_path: Path) -> None:
+    """A closed channel in place of an answer."""
+    supervisor = start(python(f"open({str(tmp_path / 'began')!r}, 'w')"), go=False)
+    supervisor.channel.close()
+    assert supervisor.wait() == 1
+    assert not (tmp_path / "began").exists()
+
+
+def test_the_grace_period_is_the_supervisors(start: Any) -> None:
+    slow = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(4), print('saved'), sys.exit(0)))"
+    supervisor = start(python(f"{slow}\nprint('ready')\ntime.sleep(1000)"))
+    assert supervisor.line() == "ready"
+    supervisor.say(frames.STOP, {"signal": 15, "grace_s": PATIENCE_S})
+    out, _, end = supervisor.rest()
+    assert (out, end["code"], end["stopped"]) == (b"saved\n", 0, True)
+
+
+def test_somebody_elses_wish_to_end_is_told_at_once(start: Any) -> None:
+    """Who sends it, such as mpirun, may kill the wrapper before the command has ended."""
+    supervisor = start(python(STUBBORN))
+    supervisor.line()
+    supervisor.wrapper.terminate()
+    kind, _ = next(supervisor.frames())
+    assert kind == frames.ENDING
+
+
+# --- what the rank itself tells ----------------------------------------------------------------------------------
+
+
+def test_an_exception_is_reported_before_the_interpreter_winds_up(start: Any) -> None:
+    code = "import atexit\natexit.register(print, 'winding up')\ntry: 1 / 0\nexcept Exception: raise OSError('no data')"
+    before = time.time()
+    out, err, end = start(python(code)).rest()
+    report = end["report"]
+    assert report["exception"] == "OSError: no data"
+    assert report["traceback"][0] == "Traceback (most recent call last):"
+    assert "ZeroDivisionError: division by zero" in report["traceback"]
+    assert before <= report["time"] <= time.time()
+    # And the program behaves as ever.
+    assert (out, end["code"]) == (b"winding up\n", 1)
+    assert err.decode().splitlines() == report["traceback"]
+
+
+def test_a_python_behind_a_shell_reports_too(start: Any) -> None:
+    end = start(["sh", "-c", f"{sys.executable} -c 'raise KeyError(7)'; exit 9"]).rest()[2]
+    assert (end["report"]["exception"], end["code"]) == ("KeyError: 7", 9)
+
+
+def test_a_recursion_without_end_is_a_short_report(start: Any) -> None:
+    report = start(python("def f(): g()\ndef g(): f()\nf()")).rest()[2]["report"]
+    assert report["exception"].startswith("RecursionError")
+    assert len(report["traceback"]) <= 200
+
+
+def test_what_the_user_set_up_for_every_python_still_counts(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.mine = 'from my sitecustomize'")
+    code = "import os, sys; print(mine, os.environ['PYTHONPATH'], [p for p in sys.path if 'inject' in p])"
+    out = start(python(code), {"PYTHONPATH": str(tmp_path)}).rest()[0]
+    assert out.decode() == f"from my sitecustomize {tmp_path} []\n"
+    out = start(python("import os; print([n for n in os.environ if n == 'PYTHONPATH' or n.startswith('HVD')])")).rest()[
+        0
+    ]
+    assert out == b"['HVDTRAIN_HEARTBEAT']\n"
+
+
+def test_a_crash_in_c_code_leaves_a_stack(start: Any) -> None:
+    _, err, end = start(python("import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()")).rest()
+    assert end["code"] == -signal.SIGSEGV
+    assert b"Fatal Python error: Segmentation fault" in err
+    assert b"in crash" in err
+
+
+def test_heartbeats_arrive_also_from_a_rank_that_hangs(start: Any) -> None:
+    code = (
+        "import time; from hvdtrain.heartbeat import Heartbeat; h = Heartbeat.connect(); h.training(200)\n"
+        "h.step(7, 2, 448)\nwith h.collective('gradients'): print('in'); time.sleep(1000)"
+    )
+    supervisor = start(python(code))
+    assert supervisor.line() == "in"
+    while not supervisor.beats or not supervisor.beats[-1]["beat"]["waiting"]:
+        supervisor.read()
+    beat = supervisor.beats[-1]["beat"]
+    assert (beat["step"], beat["steps"], beat["epoch"], beat["samples"]) == (7, 200, 2, 448)
+    assert (beat["activity"], supervisor.beats[-1]["state"]) == ("gradients", "S")
+
+
+def test_a_heartbeat_without_a_wrapper_goes_nowhere() -> None:
+    Heartbeat.connect({}).step(1, 1, 1)
+    Heartbeat.connect({contract.HEARTBEAT: "/nonexistent"}).step(1, 1, 1)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_hanging_rank_says_where_it_is(start: Any, stopped: bool) -> None:
+    supervisor = start(python("import time\ndef wait_for_data(): print('in'); time.sleep(1000)\nwait_for_data()"))
+    assert supervisor.line() == "in"
+    while not supervisor.beats or supervisor.beats[-1]["state"] != "S":
+        supervisor.read()
+    if stopped:
+        os.kill(supervisor.beats[-1]["pid"], signal.SIGSTOP)
+        while supervisor.beats[-1]["state"] != "T":
+            supervisor.read()
+    supervisor.say(frames.DUMP, {})
+    text = ""
+    while "in wait_for_data" not in text:
+        supervisor.read()
+        text = b"".join(payload for kind, payload in supervisor.waiting if kind == frames.ERR).decode()
+    assert re.search(rf"hvdtrain: process \d+ \(python\S*\): state {'T' if stopped else 'S'}", text)
+
+
+def test_a_program_without_a_handler_survives_the_question(start: Any) -> None:
+    supervisor = start(["sh", "-c", "sleep 1000 & echo in; wait"])
+    assert supervisor.line() == "in"
+    supervisor.say(frames.DUMP, {})
+    text = ""
+    while text.count("hvdtrain: process ") < 2:
+        supervisor.read()
+        text = b"".join(payload for kind, payload in supervisor.waiting if kind == frames.ERR).decode()
+    say_stop(supervisor)
+    assert supervisor.rest()[2]["code"] == -signal.SIGTERM
+
+
+def test_the_names_in_inject_are_the_contracts() -> None:
+    source = (Path(contract.__file__).parent / "worker" / "inject" / "sitecustomize.py").read_text()
+    assert set(re.findall(r'"(HVDTRAIN_\w+)"', source)) == {contract.REPORT, contract.DUMP}
 
 
 def test_without_a_supervisor_the_command_just_runs() -> None:

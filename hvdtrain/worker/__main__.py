@@ -13,15 +13,15 @@ def main() -> None:
     command = sys.argv[1:]
     if not command:
         sys.exit("usage: python -m hvdtrain.worker COMMAND [ARGUMENT...]")
-    path = os.environ.get(contract.CHANNEL)
-    if path is None:
+    name = os.environ.get(contract.CHANNEL)
+    if name is None:
         try:
             os.execvp(command[0], command)  # noqa: S606 - this is what a worker is for
         except OSError as error:
             sys.exit(f"{command[0]}: {error.strerror}")
     from hvdtrain.worker.wrapper import Wrapper
 
-    sys.exit(Wrapper.connect(path).run(command))
+    sys.exit(Wrapper.connect(name).run(command))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from hvdtrain import contract
 
 # Beat's fields, in their order.
-_LAYOUT = struct.Struct("<dqqqqd64s")
+_LAYOUT = struct.Struct("<dqqqqdq64s")
 PAGE = mmap.PAGESIZE
 
 
@@ -33,7 +33,8 @@ class Beat:
         epoch: the epoch that it is in, from 1.
         samples: samples that all ranks have trained on since the job's first start.
         waited_s: seconds that this process has spent in collectives.
-        activity: what it is doing now, such as ``allreduce of gradients``; empty for the step's own computation.
+        waiting: whether it is in a collective now, where the other ranks may keep it.
+        activity: what it is doing now, such as ``gradients`` or ``evaluation``; empty for the step's own computation.
     """
 
     time: float = 0.0
@@ -42,6 +43,7 @@ class Beat:
     epoch: int = 0
     samples: int = 0
     waited_s: float = 0.0
+    waiting: bool = False
     activity: str = ""
 
 
@@ -55,6 +57,7 @@ class Heartbeat:
         self._epoch = 0
         self._samples = 0
         self._waited_s = 0.0
+        self._waiting = False
         self._activity = b""
 
     @classmethod
@@ -88,24 +91,25 @@ class Heartbeat:
     @contextlib.contextmanager
     def collective(self, name: str) -> Iterator[None]:
         """Inside, the rank waits for the others in the collective of that name."""
-        before, started = self._activity, time.monotonic()
-        self._activity = name.encode()
+        before, started = (self._activity, self._waiting), time.monotonic()
+        self._activity, self._waiting = name.encode(), True
         self._write()
         try:
             yield
         finally:
             self._waited_s += time.monotonic() - started
-            self._activity = before
+            self._activity, self._waiting = before
             self._write()
 
     def _write(self) -> None:
         _LAYOUT.pack_into(
             self._page, 0, time.time(), self._step, self._steps, self._epoch, self._samples, self._waited_s,
-            self._activity,
+            self._waiting, self._activity,
         )  # fmt: skip
 
 
 def read(page: mmap.mmap) -> Beat:
     """What the page says. A name that is being written just now may come out torn; the numbers don't."""
-    moment, step, steps, epoch, samples, waited_s, activity = _LAYOUT.unpack_from(page)
-    return Beat(moment, step, steps, epoch, samples, waited_s, activity.rstrip(b"\0").decode(errors="replace"))
+    moment, step, steps, epoch, samples, waited_s, waiting, activity = _LAYOUT.unpack_from(page)
+    text = activity.rstrip(b"\0").decode(errors="replace")
+    return Beat(moment, step, steps, epoch, samples, waited_s, bool(waiting), text)
