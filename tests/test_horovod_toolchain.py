@@ -196,6 +196,7 @@ def test_the_edits_for_both_frameworks(tmp_path: Path, frameworks: list[Framewor
         "horovod/torch/CMakeLists.txt",
         "horovod/torch/CMakeLists.txt",
         "horovod/tensorflow/CMakeLists.txt",
+        "horovod/common/gloo/gloo_controller.cc",
         "horovod/runner/js_run.py",
     ]
     assert "set(CMAKE_CXX_STANDARD 17)" in (folder / "CMakeLists.txt").read_text()

@@ -1,4 +1,4 @@
-"""The edits of Horovod's sources that let them build against today's frameworks.
+"""The edits of Horovod's sources that let them build against today's frameworks, and one that mends its stall check.
 
 Each says what it expects to find, so that a source that isn't the known one is refused, not half changed.
 """
@@ -13,7 +13,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod.toolchain import Toolchain
 
 # Part of the cache's key: raise it when an edit changes.
-REVISION = 2
+REVISION = 3
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,13 @@ EDITS = (
         lambda _: 'NAMES "nccl" "libnccl.so.2"',
         "NCCL's pip package, which PyTorch brings along, has its library under this name only",
         lambda toolchain: toolchain.nccl is not None,
+    ),
+    Edit(
+        "horovod/common/gloo/gloo_controller.cc",
+        "  global_ranks_.reserve(size_);",
+        lambda _: "  global_ranks_.resize(size_);",
+        "the list of ranks stays empty otherwise, and the stall check and its shutdown never act under Gloo",
+        lambda _: True,
     ),
     Edit(
         "horovod/runner/js_run.py",

@@ -31,6 +31,8 @@ hvd.allreduce(tf.zeros(1), name="barrier")
 }
 # Lines that are shown of a proof that failed.
 _TAIL = 12
+# Without TensorFlow's own lines; and mpirun needs no ssh for this machine, but fails where there is none.
+_QUIET_AND_LOCAL = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMPI_MCA_plm": "isolated"}
 # How horovodrun and mpirun mark a worker's lines.
 _OF_A_WORKER = re.compile(r"^\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")
 
@@ -70,7 +72,7 @@ def prove(horovod: Installed, framework: str, controller: str) -> Proof:
     ]  # fmt: skip
     # Settings of the user's own jobs, such as another interface, are no part of the question.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-    with guarded(command, environment | {"TF_CPP_MIN_LOG_LEVEL": "3"}) as process:
+    with guarded(command, environment | _QUIET_AND_LOCAL) as process:
         try:
             output, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:
