@@ -14,26 +14,29 @@ MAY_IMPORT_FRAMEWORKS = ("train/torch/", "train/keras/", "tasks/", "keras/")
 
 # Part -> the parts that it may import. `errors` and `contract` are open to all, as is `hvdtrain` itself (its version).
 ALLOWED = {
-    "cli": {"cli", "supervise", "horovod", "plan", "hosts", "spec"},
-    "supervise": {"supervise", "horovod", "plan", "hosts", "spec"},
+    "cli": {"cli", "drill", "diagnosis", "supervise", "horovod", "plan", "hosts", "spec"},
+    "drill": {"drill", "supervise", "plan", "hosts", "spec"},
+    "supervise": {"supervise", "diagnosis", "horovod", "plan", "hosts", "spec"},
+    "diagnosis": {"diagnosis"},
     "horovod": {"horovod"},
     "plan": {"plan", "hosts", "spec"},
     "hosts": {"hosts", "spec"},
     "spec": {"spec"},
     "worker": {"worker"},
-    "train": {"train", "worker", "keras"},
+    "train": {"train", "keras"},
     "tasks": {"tasks", "train", "keras"},
     "keras": {"keras"},
     "errors": set(),
     "contract": set(),
     "frames": set(),
+    "heartbeat": set(),
     "processes": set(),
     "__init__": set(),
     "__main__": {"cli"},
 }
-OPEN_TO_ALL = {"errors", "contract", "frames", "processes", "__init__"}
+OPEN_TO_ALL = {"errors", "contract", "frames", "heartbeat", "processes", "__init__"}
 # They must load on a host, and in a worker, before anything else is known to work there.
-STANDARD_LIBRARY_ONLY = {"worker", "errors", "contract", "frames", "processes"}
+STANDARD_LIBRARY_ONLY = {"worker", "errors", "contract", "frames", "heartbeat", "processes"}
 
 
 def modules() -> list[str]:
@@ -68,7 +71,7 @@ def violations(module: str, source: str) -> list[str]:
                 found.append(f"{module} imports {name}: {part} may not import {target}")
         elif top in FRAMEWORKS and not module.startswith(MAY_IMPORT_FRAMEWORKS):
             found.append(f"{module} imports {top}")
-        elif part in STANDARD_LIBRARY_ONLY and top not in sys.stdlib_module_names:
+        elif part in STANDARD_LIBRARY_ONLY and top not in {*sys.stdlib_module_names, "sitecustomize"}:
             found.append(f"{module} imports {top}: {part} uses the standard library only")
     return found
 

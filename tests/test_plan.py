@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.placement import place, workers_per_host
 from hvdtrain.plan.plan import LaunchPlan, make_plan
 from hvdtrain.plan.render import quote, render
-from hvdtrain.spec.models import Environment, HorovodSettings, JobSpec
+from hvdtrain.spec.models import Environment, HorovodSettings, JobSpec, Restarts
 
 FACTS = Facts(
     python="/env/bin/python",
@@ -58,7 +59,9 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
             "HOME": "/home/ada",
             "HVDTRAIN_ATTEMPT": "0",
             "HVDTRAIN_RUN_DIRECTORY": "/jobs/runs/job/1",
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": "60",
             "LANG": "C.UTF-8",
+            "OMPI_MCA_plm": "isolated",
             "PATH": "/env/bin:/usr/bin:/bin",
             "PYTHONUNBUFFERED": "1",
         },
@@ -69,6 +72,10 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
             {"rank": 0, "host": "node1", "local_rank": 0, "local_size": 2, "cross_rank": 0},
             {"rank": 1, "host": "node1", "local_rank": 1, "local_size": 2, "cross_rank": 0},
         ],
+        "stop_grace_s": 30.0,
+        "hang_timeout_s": 600.0,
+        "restarts": 0,
+        "backoff_s": 5.0,
         "reasons": [
             "controller mpi: one host: MPI's shared memory is faster than Gloo",
             "2 processes, of 4 slots: 2 on node1",
@@ -104,6 +111,48 @@ def test_the_whole_plan_of_a_task_on_several_hosts() -> None:
 
 def test_the_same_input_gives_the_same_plan() -> None:
     assert plan(spec(), hosts(2, 2)) == plan(spec(), hosts(2, 2))
+
+
+def test_a_plan_comes_back_from_its_file() -> None:
+    made = plan(spec(processes=2, hang_timeout_s=None), hosts(2))
+    assert LaunchPlan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_only_what_can_go_on_from_a_checkpoint_is_restarted_unasked() -> None:
+    assert plan(spec(), hosts(1)).restarts == 0
+    assert plan(spec(command=None, task="a:B"), hosts(1)).restarts == 3
+    assert plan(spec(restarts=Restarts(max=7)), hosts(1)).restarts == 7
+    assert plan(spec(command=None, task="a:B", restarts=Restarts(max=0)), hosts(1)).restarts == 0
+
+
+@pytest.mark.parametrize(("timeout", "warning"), [(None, None), (1.0, "1"), (20.0, "5"), (600.0, "60"), (1e6, "60")])
+def test_horovod_warns_before_the_hang_watch_acts(timeout: float | None, warning: str | None) -> None:
+    made = plan(spec(hang_timeout_s=timeout), hosts(1))
+    assert made.environment.get("HOROVOD_STALL_CHECK_TIME_SECONDS") == warning
+
+
+def test_mpi_needs_no_ssh_on_one_host() -> None:
+    assert plan(spec(controller="mpi"), hosts(1)).environment["OMPI_MCA_plm"] == "isolated"
+    assert "OMPI_MCA_plm" not in plan(spec(controller="mpi"), hosts(1, 1)).environment
+    shell = FACTS.environment | {"OMPI_MCA_plm": "rsh"}
+    assert plan(spec(controller="mpi"), hosts(1), environment=shell).environment["OMPI_MCA_plm"] == "rsh"
+
+
+@pytest.mark.parametrize(
+    ("facts", "fix"),
+    [
+        ({"mpirun": None}, "install Open MPI again (Debian: openmpi-bin), or put the folder of its mpirun on PATH"),
+        (
+            {"controllers": ("gloo",)},
+            "install Open MPI (Debian: openmpi-bin libopenmpi-dev), then run 'hvdtrain horovod build'",
+        ),
+    ],
+)
+def test_the_fix_for_a_missing_mpi_fits_what_is_missing(facts: dict[str, Any], fix: str) -> None:
+    with pytest.raises(StartError) as caught:
+        plan(spec(controller="mpi"), hosts(1), **facts)
+    assert caught.value.fix == fix
+    assert plan(spec(), hosts(1), **facts).controller == "gloo"
 
 
 # --- placement ---------------------------------------------------------------------------------------------------
@@ -261,8 +310,8 @@ def test_bash_reads_what_was_quoted(text: str) -> None:
 
 def test_a_dry_run_shows_secrets_by_name() -> None:
     text = render(plan(spec(env=Environment(secrets=("TOKEN",))), hosts(1)))
-    assert 'TOKEN="$TOKEN"' in text
-    assert "# secrets, taken from your shell: TOKEN" in text
+    assert "# without the secrets, which only the launch itself hands over: TOKEN\n" in text
+    assert "TOKEN=" not in text
 
 
 def test_the_documented_base_is_the_real_one() -> None:

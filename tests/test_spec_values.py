@@ -283,6 +283,11 @@ env:
   forward: []
   secrets:
   - TOKEN
+restarts:
+  max: null
+  backoff_s: 5.0
+hang_timeout_s: 600.0
+stop_grace_s: 30.0
 horovod:
   fusion_threshold_mb: null
   cycle_time_ms: 2.0

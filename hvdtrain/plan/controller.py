@@ -21,7 +21,7 @@ def choose_controller(wanted: str, *, hosts: int, facts: Facts) -> tuple[str, st
     }
     if wanted != "auto":
         if reason := reasons_against[wanted]:
-            raise StartError(f"controller '{wanted}' can't be used: {reason}", fix=_REMEDY[wanted])
+            raise StartError(f"controller '{wanted}' can't be used: {reason}", fix=_remedy(reason))
         return wanted, "as the job spec says"
     preferred, why = ("mpi", "one host: MPI's shared memory is faster than Gloo") if hosts == 1 else (
         "gloo",
@@ -33,20 +33,26 @@ def choose_controller(wanted: str, *, hosts: int, facts: Facts) -> tuple[str, st
     if reasons_against[other]:
         raise StartError(
             f"no controller can be used: {reasons_against['mpi']}; {reasons_against['gloo']}",
-            fix=_REMEDY["gloo"],
+            fix=_REBUILD,
         )
     return other, f"{reasons_against[preferred]}, which leaves {other}"
 
 
-_REMEDY = {
-    "mpi": "install Open MPI (Debian: openmpi-bin libopenmpi-dev), then run 'hvdtrain horovod build'",
-    "gloo": "run 'hvdtrain horovod build'",
-}
+_REBUILD = "run 'hvdtrain horovod build'"
+_NO_MPI = "Horovod was built without MPI"
+_NO_MPIRUN = "no mpirun on PATH"
+
+
+def _remedy(reason: str) -> str:
+    return {
+        _NO_MPI: f"install Open MPI (Debian: openmpi-bin libopenmpi-dev), then {_REBUILD}",
+        _NO_MPIRUN: "install Open MPI again (Debian: openmpi-bin), or put the folder of its mpirun on PATH",
+    }.get(reason, _REBUILD)
 
 
 def _why_not_mpi(facts: Facts) -> str | None:
     if "mpi" not in facts.controllers:
-        return "Horovod was built without MPI"
+        return _NO_MPI
     if facts.mpirun is None:
-        return "no mpirun on PATH"
+        return _NO_MPIRUN
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from hvdtrain.plan.environment import check_secrets, worker_environment
 from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.placement import Placement, place, workers_per_host
 from hvdtrain.spec.models import HorovodSettings, JobSpec
+
+_TASK_RESTARTS = 3
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,10 @@ class LaunchPlan:
         directory: the workers' working directory.
         run_directory: where the run keeps its files.
         placements: one per rank, in order.
+        stop_grace_s: from a request to stop to SIGKILL, in seconds.
+        hang_timeout_s: for how long a rank may show no progress, in seconds; None: for ever.
+        restarts: how often the job may begin again.
+        backoff_s: seconds before the first restart; doubles with each.
         reasons: what was decided and why, one sentence each.
     """
 
@@ -41,12 +47,28 @@ class LaunchPlan:
     directory: str
     run_directory: str
     placements: tuple[Placement, ...]
+    stop_grace_s: float
+    hang_timeout_s: float | None
+    restarts: int
+    backoff_s: float
     reasons: tuple[str, ...]
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the hosts that have a worker, in order."""
         return tuple(dict.fromkeys(placement.host for placement in self.placements))
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LaunchPlan:
+        """What `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: something else.
+        """
+        values: dict[str, Any] = {field.name: data[field.name] for field in fields(cls)}
+        values["placements"] = [Placement(**placement) for placement in values["placements"]]
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data, for ``--format json`` and ``plan.json``."""
@@ -78,6 +100,13 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
     environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
     if spec.task is not None:
         environment |= _task_environment(spec, spec.task)
+    if controller == "mpi" and len(used) == 1:
+        # Without ssh on PATH mpirun fails even where it needs none.
+        environment.setdefault("OMPI_MCA_plm", "isolated")
+    if spec.hang_timeout_s is not None:
+        # Horovod's own warning of ranks that don't join a collective, as early as the hang watch needs it.
+        warn_after = max(1, min(60, int(spec.hang_timeout_s / 4)))
+        environment.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(warn_after))
     if controller == "mpi" and max(counts) > facts.cores:
         # Open MPI's ranks poll without a pause, which starves the others where ranks share a core.
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
@@ -102,6 +131,10 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
         directory=str(spec.directory),
         run_directory=str(run_directory),
         placements=placements,
+        stop_grace_s=spec.stop_grace_s,
+        hang_timeout_s=spec.hang_timeout_s,
+        restarts=_restarts(spec),
+        backoff_s=spec.restarts.backoff_s,
         reasons=tuple(reasons),
     )
 
@@ -113,6 +146,13 @@ def _placement_reason(spec: JobSpec, hosts: Sequence[Host], used: Sequence[tuple
         source = f"on {slots} slots, oversubscribed as the job spec allows"
     where = ", ".join(f"{count} on {host.name}" for host, count in used)
     return f"{processes} {'process' if processes == 1 else 'processes'}, {source}: {where}"
+
+
+def _restarts(spec: JobSpec) -> int:
+    """A task goes on from its newest checkpoint; of a command nobody knows whether it can."""
+    if spec.restarts.max is not None:
+        return spec.restarts.max
+    return _TASK_RESTARTS if spec.task is not None else 0
 
 
 def _task_environment(spec: JobSpec, task: str) -> dict[str, str]:

@@ -17,18 +17,17 @@ def render(plan: LaunchPlan) -> str:
     lines += [f"# {_CONTROL.sub(' ', reason)}" for reason in plan.reasons]
     lines.append(f"# run directory: {quote(plan.run_directory)}")
     if plan.secrets:
-        lines.append(f"# secrets, taken from your shell: {', '.join(plan.secrets)}")
+        lines.append(f"# without the secrets, which only the launch itself hands over: {', '.join(plan.secrets)}")
     return "\n".join([*lines, shell_command(plan)])
 
 
 def shell_command(plan: LaunchPlan) -> str:
     """The exact command with its exact environment, for bash.
 
-    ``env -i`` drops what the plan doesn't name. Secrets stand as references to the shell's own variables, so that
-    their values are neither on the screen nor in the history.
+    ``env -i`` drops what the plan doesn't name. Secrets are left out: env's and horovodrun's command lines, where any
+    user of a host can read them, are the only way that a pasted command has.
     """
     variables = [f"{quote(name)}={quote(value)}" for name, value in plan.environment.items()]
-    variables += [f'{name}="${name}"' for name in plan.secrets]
     environment = " \\\n  ".join(["env -i", *variables])
     command = " ".join(quote(argument) for argument in plan.argv)
     return f"cd {quote(plan.directory)} && {environment} \\\n  {command}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from hvdtrain.spec.fields import (
     CHOICE,
@@ -18,6 +19,7 @@ from hvdtrain.spec.fields import (
     OptionalPath,
     TaskName,
     Text,
+    UnfitError,
     VariableName,
     VariablePattern,
 )
@@ -61,11 +63,37 @@ class Environment(Section):
 class Checkpoint(Section):
     """What a task's rank 0 saves. A `command` saves for itself."""
 
-    every_steps: Annotated[Annotated[int, Field(ge=1)] | None, WHOLE_NUMBER] = 100
-    """Steps between two checkpoints; null: only at the end."""
+    every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = 100
+    """Steps between two checkpoints; auto: chosen from a save's cost and the run's failures; null: only at the end."""
 
     keep: Annotated[int, Field(ge=1), WHOLE_NUMBER] = 3
     """How many of the newest checkpoints are kept."""
+
+    @field_validator("every_steps", mode="before")
+    @classmethod
+    def _read_every_steps(cls, value: Any) -> Any:
+        if getattr(value, "text", value) == "auto":
+            return "auto"
+        # Everything is checked here: pydantic tells a fault of a union once for each of its types.
+        try:
+            steps: Any = cast(Callable[[Any], Any], WHOLE_NUMBER.func)(value)
+        except UnfitError as error:
+            raise UnfitError("a whole number, auto or null", error.fix) from error
+        if not isinstance(steps, int | None):
+            raise UnfitError("a whole number, auto or null")
+        if steps is not None and steps < 1:
+            raise UnfitError("at least 1")
+        return steps
+
+
+class Restarts(Section):
+    """When the job begins again after a failure. A `task` goes on from its newest whole checkpoint."""
+
+    max: Annotated[Annotated[int, Field(ge=0, le=1000)] | None, WHOLE_NUMBER] = None
+    """How often. null: 3 for a `task`, 0 for a `command`. What fails twice at the same step isn't tried again."""
+
+    backoff_s: Annotated[Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)], NUMBER] = 5.0
+    """Seconds before the first restart; they double with each, to 300 or to this if it is more."""
 
 
 class HorovodSettings(Section):
@@ -119,6 +147,15 @@ class JobSpec(Section):
 
     checkpoint: Annotated[Checkpoint, SECTION] = Checkpoint()
     """What a task saves, and when."""
+
+    restarts: Annotated[Restarts, SECTION] = Restarts()
+    """When the job begins again after a failure."""
+
+    hang_timeout_s: Annotated[Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] | None, NUMBER] = 600.0
+    """Seconds without progress after which the job counts as hung and is ended or begins again. null: never."""
+
+    stop_grace_s: Annotated[Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)], NUMBER] = 30.0
+    """Seconds that the workers have after Ctrl-C or SIGTERM, to save a checkpoint, before they are killed."""
 
     horovod: Annotated[HorovodSettings, SECTION] = HorovodSettings()
     """Horovod's own settings."""

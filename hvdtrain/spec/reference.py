@@ -42,6 +42,8 @@ options:
   lr: 5e-2
 processes: ${NP:-2}
 checkpoint: {every_steps: 50, keep: 2}
+restarts: {max: 5, backoff_s: 10}
+hang_timeout_s: 120
 ```
 
 Several hosts, with variables for the workers and a token that is shown nowhere:

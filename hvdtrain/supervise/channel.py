@@ -1,24 +1,53 @@
-"""The supervisor's end of the channel: a private Unix socket that every worker connects to."""
+"""The supervisor's end of the channel: a Unix socket that every worker connects to, and what they say there."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import secrets
 import socket
-import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from hvdtrain import frames
+from hvdtrain import frames, processes
+from hvdtrain.heartbeat import Beat
 from hvdtrain.supervise.lines import LineAssembler
 
 # Lines of a rank that are kept to show why it failed.
 KEPT_LINES = 200
-# Bytes of a Unix socket's path, without the NUL at its end (unix(7)).
-_MAX_SOCKET_PATH = 107
+
+
+@dataclass(frozen=True)
+class Report:
+    """An exception that a rank's Python didn't handle, as that Python told it (`hvdtrain/worker/inject`).
+
+    Attributes:
+        time: when, Unix seconds of its host.
+        exception: the traceback's last line.
+        traceback: its lines.
+    """
+
+    time: float
+    exception: str
+    traceback: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a worker's command ended.
+
+    Attributes:
+        code: its exit status, negative for a signal.
+        stopped: whether it had been told to end, by the supervisor, horovodrun or mpirun.
+        oom: whether the kernel ended processes of its host for lack of memory while it ran.
+        report: the exception that ended it, where it is known.
+    """
+
+    code: int
+    stopped: bool
+    oom: bool
+    report: Report | None
 
 
 @dataclass
@@ -29,6 +58,9 @@ class Worker:
     reader: frames.FrameReader = field(default_factory=frames.FrameReader)
     rank: int | None = None
     host: str = ""
+    pid: int = 0
+    # Somebody else than the supervisor has told it to end.
+    ending: bool = False
     ended: bool = False
     streams: dict[bytes, LineAssembler] = field(
         default_factory=lambda: {frames.OUT: LineAssembler(), frames.ERR: LineAssembler()}
@@ -49,7 +81,24 @@ class Worker:
             raise EOFError
         yield from self.reader.feed(data)
 
-    def send(self, frame: bytes) -> None:
+    def introduce(self, payload: bytes) -> None:
+        """Take rank, host and pid from its HELLO."""
+        message = json.loads(payload)
+        self.rank, self.host, self.pid = int(message["rank"]), str(message["host"]), int(message["pid"])
+
+    def start(self, environment: dict[str, str]) -> None:
+        """Let its command begin."""
+        self._send(frames.pack_json(frames.START, {"environment": environment}))
+
+    def stop(self, number: int, grace_s: float) -> None:
+        """End its command with that signal, and by SIGKILL after the grace period, in seconds."""
+        self._send(frames.pack_json(frames.STOP, {"signal": int(number), "grace_s": grace_s}))
+
+    def dump(self) -> None:
+        """Ask for the stacks of its processes, which come as lines of its output."""
+        self._send(frames.pack(frames.DUMP, b""))
+
+    def _send(self, frame: bytes) -> None:
         """Send a frame; a worker that is gone is noticed when it's read."""
         try:
             self.connection.sendall(frame)
@@ -58,57 +107,47 @@ class Worker:
 
 
 class Listener:
-    """Accepts workers on a socket in a folder that only this user can enter.
-
-    The folder lies under the temporary directory and not in the run directory, because a Unix socket's path must be
-    short; where even that is too long, under ``/tmp``.
-    """
+    """Accepts this user's workers on a socket in Linux's abstract namespace, which leaves nothing on any disk."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="hvdtrain-"))
-        if len(os.fsencode(self._folder / "channel")) > _MAX_SOCKET_PATH:
-            self._folder.rmdir()
-            self._folder = Path(tempfile.mkdtemp(prefix="hvdtrain-", dir="/tmp"))
-        self.path = str(self._folder / "channel")
+        self.name = f"hvdtrain-{secrets.token_hex(16)}"
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.bind(self.path)
+        self.socket.bind("\0" + self.name)
         self.socket.listen(socket.SOMAXCONN)
 
-    def accept(self) -> Worker:
-        """The next worker, who hasn't said yet which rank it is."""
+    def accept(self) -> Worker | None:
+        """The next worker, who hasn't said yet which rank it is; None for another user's process."""
         connection, _ = self.socket.accept()
+        # The abstract namespace has no permissions, and the answer to a HELLO carries secrets.
+        if processes.peer_user(connection) != os.getuid():
+            connection.close()
+            return None
         # Its reader is the wrapper, which always reads: a send of this little can't block for long.
         connection.settimeout(10)
         return Worker(connection)
 
     def close(self) -> None:
-        """Take no more workers and remove the socket."""
+        """Take no more workers."""
         self.socket.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def start_frame(environment: dict[str, str]) -> bytes:
-    """What a worker gets before its command starts."""
-    return frames.pack_json(frames.START, {"environment": environment})
-
-
-def stop_frame(signal_number: int) -> bytes:
-    """Ends a worker's command with that signal, and by SIGKILL after the worker's grace period."""
-    return frames.pack(frames.STOP, str(signal_number).encode())
-
-
-def hello(payload: bytes) -> tuple[int, str]:
-    """Rank and host of a worker's first frame."""
+def beat_message(payload: bytes) -> tuple[Beat, str]:
+    """A worker's BEAT: what its rank is doing, and its command's state as the kernel's letter."""
     message = json.loads(payload)
-    return int(message["rank"]), str(message["host"])
+    return Beat(**message["beat"]), str(message["state"])
+
+
+def end_message(payload: bytes, mask: Callable[[str], str]) -> tuple[End, Beat]:
+    """A worker's EXIT, with what ``mask`` makes of the texts of its report."""
+    message = json.loads(payload)
+    report = message["report"]
+    if report is not None:
+        traceback = tuple(mask(str(line)) for line in report["traceback"])
+        report = Report(float(report["time"]), mask(str(report["exception"])), traceback)
+    end = End(int(message["code"]), bool(message["stopped"]), bool(message["oom"]), report)
+    return end, Beat(**message["beat"])
 
 
 def environment_with_secrets(environment: dict[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
     """The workers' environment as it goes over the channel."""
     return environment | {name: os.environ[name] for name in secrets}
-
-
-def exit_message(payload: bytes) -> tuple[int, bool]:
-    """How a worker's command ended: its exit status (negative for a signal), and whether it was told to end."""
-    message = json.loads(payload)
-    return int(message["code"]), bool(message["stopped"])

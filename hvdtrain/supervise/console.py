@@ -33,7 +33,8 @@ class Console:
         try:
             # click drops colours where the stream is no terminal, and flushes, so that the streams keep their order.
             click.echo(text, file=stream)
-        except BrokenPipeError:
-            # `hvdtrain launch … | head`: the reader has left, but the job has not; its logs are in files.
+        except OSError:
+            # `hvdtrain launch … | head`, a closed terminal, a full disk: the reader has left, but the job has not; its
+            # logs are in files.
             self._gone.add(stream)
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

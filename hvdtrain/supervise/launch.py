@@ -1,17 +1,27 @@
-"""A launch from its plan to its exit status."""
+"""A launch from its plan to its exit status, with as many attempts as it takes."""
 
 from __future__ import annotations
 
-import time
+import json
+import os
+import signal
+import socket
 from pathlib import Path
 
+from hvdtrain import contract, processes
+from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.plan.environment import check_secrets
 from hvdtrain.plan.plan import LaunchPlan
-from hvdtrain.spec.loader import resolved_yaml
+from hvdtrain.spec.loader import load_spec, resolved_yaml
 from hvdtrain.spec.models import JobSpec
+from hvdtrain.supervise.attempt import SIGNALS, Attempt
 from hvdtrain.supervise.console import Console
+from hvdtrain.supervise.events import EventLoop
+from hvdtrain.supervise.outcome import Outcome, stopped_by
 from hvdtrain.supervise.preflight import check_before_start
+from hvdtrain.supervise.recorder import Recorder
+from hvdtrain.supervise.restarts import AttemptEnd, decide
 from hvdtrain.supervise.run_directory import RunDirectory
-from hvdtrain.supervise.supervisor import Supervisor
 
 
 def launch(spec: JobSpec, plan: LaunchPlan) -> int:
@@ -20,14 +30,71 @@ def launch(spec: JobSpec, plan: LaunchPlan) -> int:
     Raises:
         StartError: something that the job needs isn't there; nothing was started.
     """
-    check_before_start(spec, plan)
-    directory = RunDirectory(Path(plan.run_directory))
-    directory.create(resolved_yaml(spec), plan.to_json())
-    console = Console(len(plan.placements))
-    console.message(f"{plan.name}: {'; '.join(plan.reasons)}")
-    started = time.monotonic()
-    outcome = Supervisor(plan, directory, console).run()
-    for line in outcome.evidence:
-        console.message(f"  {line}")
-    console.message(f"{outcome.summary} after {time.monotonic() - started:.1f} s; run directory: {directory.path}")
-    return int(outcome.status)
+    with processes.signals_as_events(SIGNALS) as signals:
+        check_before_start(spec, plan)
+        directory = RunDirectory(Path(plan.run_directory))
+        directory.create(resolved_yaml(spec), plan.to_json())
+        return _run(plan, directory, signals)
+
+
+def resume(run_directory: Path) -> int:
+    """Go on with a run that has ended, by the plan that it was started with, from its newest whole checkpoint.
+
+    Raises:
+        UsageError: the folder's job or plan can't be read, or a secret isn't set any more.
+        StartError: something that the job needs isn't there; nothing was started.
+    """
+    try:
+        plan = LaunchPlan.from_json(json.loads((run_directory / contract.PLAN_FILE).read_text()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"the run's plan can't be read: {error}",
+            where=str(run_directory / contract.PLAN_FILE),
+            fix="launch the job again from its spec",
+        ) from error
+    check_secrets(os.environ, plan.secrets)
+    with processes.signals_as_events(SIGNALS) as signals:
+        check_before_start(load_spec(run_directory / contract.JOB_FILE), plan)
+        return _run(plan, RunDirectory(run_directory), signals)
+
+
+def _run(plan: LaunchPlan, directory: RunDirectory, signals: socket.socket) -> int:
+    recorder = Recorder(plan, directory, Console(len(plan.placements)))
+    spare = processes.children()
+    processes.adopt_orphans()
+    ends: list[AttemptEnd] = []
+    number = directory.attempts
+    while True:
+        recorder.begin(number)
+        attempt = Attempt(plan, number, recorder, signals, spare)
+        try:
+            outcome = attempt.run()
+        except HvdtrainError as error:
+            recorder.finish(Outcome(error.exit_status, error.what), silent=True)
+            raise
+        failure = outcome.failure.same if outcome.failure else ""
+        ends.append(AttemptEnd(outcome.status, attempt.watch.newest().step, failure))
+        decision = decide(ends, maximum=plan.restarts, backoff_s=plan.backoff_s)
+        if decision.wait_s is None:
+            return recorder.finish(outcome, decision.why)
+        recorder.restarting(outcome, decision)
+        if stop := _signal_within(decision.wait_s, signals):
+            return recorder.finish(stopped_by(stop))
+        number += 1
+
+
+def _signal_within(seconds: float, signals: socket.socket) -> signal.Signals | None:
+    """Wait so long for a signal that ends the run."""
+    loop = EventLoop()
+    found: list[signal.Signals] = []
+    over: list[bool] = []
+
+    def hear() -> None:
+        found.extend(number for number in map(signal.Signals, signals.recv(4096)) if number != signal.SIGCHLD)
+
+    loop.on_readable(signals, hear)
+    loop.after(seconds, lambda: over.append(True))
+    while not found and not over:
+        loop.turn()
+    loop.close()
+    return found[0] if found else None

@@ -20,9 +20,11 @@ def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
     """
     directory = Path(plan.directory)
     if not directory.is_dir():
-        raise StartError("the working directory doesn't exist", where=plan.directory, fix="correct 'directory'")
+        what = "isn't a directory" if directory.exists() else "doesn't exist"
+        raise StartError(f"the working directory {what}", where=plan.directory, fix="correct 'directory'")
     if not os.access(directory, os.X_OK):
         raise StartError("the working directory can't be entered", where=plan.directory, fix="check its permissions")
+    _check_temporary_folder(plan.environment.get("TMPDIR"))
     if spec.command:
         _check_command(spec.command, directory, plan.environment["PATH"])
     if remote := [host for host in plan.hosts if not is_this_machine(host)]:
@@ -32,14 +34,24 @@ def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
         )
 
 
+def _check_temporary_folder(path: str | None) -> None:
+    """Open MPI and Python's workers need it, and say so in their own words."""
+    if path and not (Path(path).is_dir() and os.access(path, os.W_OK | os.X_OK)):
+        raise StartError(
+            "the folder for temporary files can't be used",
+            where=f"TMPDIR={path}",
+            fix="make it, or set TMPDIR to one that can be written",
+        )
+
+
 def _check_command(command: tuple[str, ...], directory: Path, path: str) -> None:
     program, *arguments = command
     located = str(directory / program) if "/" in program else shutil.which(program, path=path)
     if located is None or shutil.which(located) is None:
         raise StartError(
             f"the program '{program}' wasn't found or isn't executable",
-            where=str(directory / program) if "/" in program else f"PATH={path}",
-            fix="correct 'command', or install the program",
+            where=str(directory / program) if "/" in program else None,
+            fix=f"correct 'command', or install the program; PATH has {path.count(':') + 1} folders, see --dry-run",
         )
     if not Path(program).name.startswith("python") or not arguments:
         return

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,6 +17,12 @@ from hvdtrain import contract
 from hvdtrain.errors import StartError
 
 LATEST = "latest"
+# A run that begins with less than this will not come far: logs, metrics and a small model's checkpoint.
+_NEEDED_BYTES = 16 * 1024 * 1024
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose another folder with --runs DIRECTORY",
+    errno.EDQUOT: "free some of your quota, or choose another folder with --runs DIRECTORY",
+}
 
 
 @dataclass(frozen=True)
@@ -28,19 +37,14 @@ class RunDirectory:
         time = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
         return cls(runs.absolute() / name / f"{time}-{secrets.token_hex(3)}")
 
-    @property
-    def logs(self) -> Path:
-        """Folder of this attempt's logs."""
-        return self.path / contract.attempt_logs(0)
+    def logs(self, attempt: int) -> Path:
+        """Folder of an attempt's logs: a file for each rank, and one for horovodrun's own words."""
+        return self.path / contract.attempt_logs(attempt)
 
     @property
-    def launcher_log(self) -> Path:
-        """What horovodrun itself says."""
-        return self.logs / "launcher.log"
-
-    def rank_log(self, rank: int) -> Path:
-        """What a rank's command writes, both streams in the order of arrival."""
-        return self.logs / contract.rank_log(rank)
+    def attempts(self) -> int:
+        """How many attempts have begun."""
+        return sum(1 for _ in (self.path / contract.LOGS).glob("attempt-*"))
 
     def create(self, job: str, plan: dict[str, Any]) -> None:
         """Make the folder with the resolved spec and the plan, and point ``latest`` to it.
@@ -51,15 +55,16 @@ class RunDirectory:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)
-            self.logs.mkdir(parents=True)
+            _require_space(self.path)
             (self.path / contract.JOB_FILE).write_text(job)
             (self.path / contract.PLAN_FILE).write_text(json.dumps(plan, indent=2) + "\n")
             self._point_latest()
         except OSError as error:
+            shutil.rmtree(self.path, ignore_errors=True)
             raise StartError(
                 f"can't write the run directory: {error.strerror}",
                 where=str(error.filename or self.path),
-                fix="free some space or choose another folder with --runs DIRECTORY",
+                fix=_REMEDIES.get(error.errno or 0, "choose another folder with --runs DIRECTORY"),
             ) from error
 
     def _point_latest(self) -> None:
@@ -72,3 +77,17 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 link.unlink()
             raise
+
+
+def _require_space(folder: Path) -> None:
+    """Raises OSError where the disk or the quota has too little left."""
+    probe = folder / ".space"
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _NEEDED_BYTES)
+    except OSError as error:
+        if error.errno in _REMEDIES:
+            raise
+    finally:
+        os.close(descriptor)
+        probe.unlink()

@@ -1,0 +1,297 @@
+"""One start of a job: starts horovodrun, talks with the workers, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from typing import IO
+
+from hvdtrain import contract, frames, processes
+from hvdtrain.errors import StartError
+from hvdtrain.plan.plan import LaunchPlan
+from hvdtrain.supervise import channel
+from hvdtrain.supervise.events import EventLoop
+from hvdtrain.supervise.lines import LineAssembler
+from hvdtrain.supervise.logs import LogFile
+from hvdtrain.supervise.masking import masker
+from hvdtrain.supervise.outcome import Ending, Outcome, RankEnd, explained, outcome_of
+from hvdtrain.supervise.recorder import Recorder
+from hvdtrain.supervise.watch import Hang, Watch
+
+# horovodrun takes 3 to 5 s before the first worker starts, more on a busy machine or with many hosts.
+START_TIMEOUT_S = 120.0
+# After the first rank's failure the others may say what they have to say, then they're ended.
+LAST_WORDS_S = 2.0
+# From a request to SIGKILL, where there is nothing to be saved.
+GRACE_S = 3.0
+# For horovodrun to end by itself once its workers have ended or were asked to.
+LAUNCHER_GRACE_S = 6.0
+# For the ranks of a hanging job to write their stacks.
+STACKS_S = 3.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+_TICK_S = 1.0
+# horovodrun writes names into a shell command; others travel over the channel alone.
+_SHELL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Attempt:
+    """One attempt to run a plan. Single-threaded: everything is an event of one loop.
+
+    Args:
+        plan: what to run.
+        number: of this attempt, from 0.
+        recorder: where everything is shown and written.
+        signals: a socket that yields the numbers of `SIGNALS` as they arrive.
+        spare: pids of children that were there before.
+    """
+
+    def __init__(
+        self, plan: LaunchPlan, number: int, recorder: Recorder, signals: socket.socket, spare: set[int]
+    ) -> None:
+        self._plan = plan
+        self._recorder = recorder
+        self._signal_socket = signals
+        self._spare = spare
+        self._environment = channel.environment_with_secrets(
+            plan.environment | {contract.ATTEMPT: str(number)}, plan.secrets
+        )
+        self._mask = masker(self._environment[name] for name in plan.secrets)
+        self._loop = EventLoop()
+        self._workers: dict[int, channel.Worker] = {}
+        self._size = len(plan.placements)
+        self._logs: dict[int, LogFile] = {}
+        self._files = ExitStack()
+        self._launcher_lines: deque[str] = deque(maxlen=channel.KEPT_LINES)
+        self._signals: list[signal.Signals] = []
+        self._failures: list[RankEnd] = []
+        self._hang: Hang | None = None
+        # Set once the run is coming to its end, for whatever reason.
+        self._ending = False
+        self._start_timed_out = False
+        # horovodrun ended before any rank had failed by itself: it is the cause.
+        self._launcher_ended_first = False
+        # None where a signal came before it was started.
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self.watch = Watch(self._size, plan.hang_timeout_s)
+
+    def run(self) -> Outcome:
+        """Run the plan to its end, whatever that is, and end every process of it."""
+        with ExitStack() as stack:
+            stack.callback(self._loop.close)
+            self._loop.on_readable(self._signal_socket, lambda: self._on_signals(self._signal_socket.recv(4096)))
+            listener = channel.Listener()
+            stack.callback(listener.close)
+            self._loop.on_readable(listener.socket, lambda: self._accept(listener))
+            stack.enter_context(self._files)
+            stack.callback(processes.kill_descendants, self._spare)
+            self._loop.drain()
+            if not self._signals:
+                self._launcher = self._start_launcher(listener.name)
+                self._loop.after(START_TIMEOUT_S, self._check_started)
+                self._loop.every(_TICK_S, self._tick)
+                while self._launcher.poll() is None:
+                    self._loop.turn()
+                self._finish()
+        return self._outcome()
+
+    # --- events ------------------------------------------------------------------------------------------------
+
+    def _on_signals(self, numbers: bytes) -> None:
+        for number in map(signal.Signals, numbers):
+            if number == signal.SIGCHLD:
+                continue
+            self._signals.append(number)
+            self._ending = True
+            if len(self._signals) == 1:
+                self._recorder.stopping(number)
+                self._stop_workers(signal.SIGTERM, self._plan.stop_grace_s)
+                patience = self._plan.stop_grace_s + LAUNCHER_GRACE_S if self._workers else 0
+                self._loop.after(patience, self._kill_launcher)
+            else:
+                self._stop_workers(signal.SIGKILL)
+                self._kill_launcher()
+
+    def _accept(self, listener: channel.Listener) -> None:
+        worker = listener.accept()
+        if worker is not None:
+            self._loop.on_readable(worker.connection, lambda: self._hear(worker))
+
+    def _hear(self, worker: channel.Worker) -> None:
+        try:
+            for kind, payload in worker.read():
+                self._on_frame(worker, kind, payload)
+        except (EOFError, ValueError, KeyError, TypeError, frames.ChannelError):
+            # The end of the connection, or something that no worker of ours says.
+            self._leave(worker)
+
+    def _on_frame(self, worker: channel.Worker, kind: bytes, payload: bytes) -> None:
+        if kind == frames.HELLO:
+            self._on_hello(worker, payload)
+        elif kind in worker.streams:
+            for line in worker.streams[kind].feed(payload):
+                self._line(worker, line, error=kind == frames.ERR)
+        elif kind == frames.BEAT and worker.rank is not None:
+            self.watch.beat(worker.rank, *channel.beat_message(payload), now=time.monotonic())
+        elif kind == frames.ENDING:
+            worker.ending = True
+        elif kind == frames.EXIT and worker.rank is not None:
+            end, beat = channel.end_message(payload, self._mask)
+            self.watch.beat(worker.rank, beat, "Z", now=time.monotonic())
+            self._on_end(worker, end)
+
+    def _on_hello(self, worker: channel.Worker, payload: bytes) -> None:
+        worker.introduce(payload)
+        assert worker.rank is not None
+        if not 0 <= worker.rank < self._size or worker.rank in self._workers:
+            raise ValueError("a rank that can't be")
+        self._workers[worker.rank] = worker
+        self._logs[worker.rank] = self._open_log(contract.rank_log(worker.rank))
+        if self._ending:
+            worker.stop(signal.SIGKILL, GRACE_S)
+        else:
+            worker.start(self._environment)
+        self._recorder.rank_started(worker.rank, worker.host, worker.pid)
+
+    def _line(self, worker: channel.Worker, line: str, *, error: bool) -> None:
+        assert worker.rank is not None
+        line = self._mask(line)
+        worker.last_lines.append(line)
+        self._logs[worker.rank].write(line)
+        self._recorder.rank_line(worker.rank, line, error=error)
+        self.watch.line(line, time.monotonic())
+
+    def _flush(self, worker: channel.Worker) -> None:
+        for kind, assembler in worker.streams.items():
+            for line in assembler.close():
+                self._line(worker, line, error=kind == frames.ERR)
+
+    def _leave(self, worker: channel.Worker) -> None:
+        self._loop.forget(worker.connection)
+        worker.connection.close()
+        if worker.rank is not None and self._workers.get(worker.rank) is worker and not worker.ended:
+            self._on_end(worker, None)
+
+    def _on_end(self, worker: channel.Worker, end: channel.End | None) -> None:
+        """A rank has ended. If it's the first to fail, the run comes to its end."""
+        assert worker.rank is not None
+        worker.ended = True
+        self._flush(worker)
+        rank_end = RankEnd(worker.rank, worker.host, end, worker.ending, tuple(worker.last_lines))
+        self._recorder.rank_ended(rank_end)
+        if end is not None and end.code == 0:
+            return
+        self._failures.append(rank_end)
+        if not self._ending:
+            self._end_after(LAST_WORDS_S)
+
+    def _end_after(self, seconds: float) -> None:
+        """The run has failed: whatever still runs may go on for so long, then it's ended."""
+        self._ending = True
+        self._loop.after(seconds, lambda: self._stop_workers(signal.SIGTERM))
+        self._loop.after(seconds + LAUNCHER_GRACE_S, self._kill_launcher)
+
+    def _check_started(self) -> None:
+        if len(self._workers) < self._size and not self._ending:
+            self._ending = self._start_timed_out = True
+            self._stop_workers(signal.SIGTERM)
+            self._kill_launcher()
+
+    def _tick(self) -> None:
+        if not self._ending:
+            self._hang = self.watch.hang(time.monotonic())
+            if self._hang:
+                self._recorder.hang(self._hang)
+                for worker in self._workers.values():
+                    worker.dump()
+                self._end_after(STACKS_S)
+        self._recorder.tick(self.watch)
+
+    # --- horovodrun --------------------------------------------------------------------------------------------
+
+    def _start_launcher(self, channel_name: str) -> subprocess.Popen[bytes]:
+        environment = {name: value for name, value in self._plan.environment.items() if _SHELL_NAME.fullmatch(name)}
+        try:
+            launcher = subprocess.Popen(
+                self._plan.argv,
+                cwd=self._plan.directory,
+                env=environment | {contract.CHANNEL: channel_name},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the supervisor, which knows what to do with it.
+                start_new_session=True,
+                preexec_fn=processes.end_with_parent(signal.SIGTERM),
+            )
+        except OSError as error:
+            raise StartError(
+                f"horovodrun can't be started: {error.strerror}",
+                where=str(error.filename or self._plan.argv[0]),
+                fix="run 'hvdtrain horovod check'",
+            ) from error
+        assert launcher.stdout is not None
+        output = launcher.stdout
+        os.set_blocking(output.fileno(), False)
+        log = self._open_log(contract.LAUNCHER_LOG)
+        assembler = LineAssembler()
+        self._loop.on_readable(output, lambda: self._launcher_output(output, assembler, log))
+        return launcher
+
+    def _launcher_output(self, output: IO[bytes], assembler: LineAssembler, log: LogFile) -> None:
+        data = output.read()
+        if data is None:
+            return
+        if not data:
+            self._loop.forget(output)
+        for line in map(self._mask, assembler.feed(data) if data else assembler.close()):
+            self._launcher_lines.append(line)
+            log.write(line)
+
+    def _stop_workers(self, number: signal.Signals, grace_s: float = GRACE_S) -> None:
+        for worker in self._workers.values():
+            if not worker.ended:
+                worker.stop(number, grace_s)
+
+    def _kill_launcher(self) -> None:
+        if self._launcher is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._launcher.pid, signal.SIGKILL)
+
+    def _finish(self) -> None:
+        """Horovodrun has ended: so must the workers, and what they still have to say is read."""
+        self._loop.drain()
+        self._launcher_ended_first = all(failure.was_told_to_end for failure in self._failures)
+        self._ending = True
+        self._stop_workers(signal.SIGTERM)
+        deadline = time.monotonic() + LAUNCHER_GRACE_S
+        while not all(worker.ended for worker in self._workers.values()) and time.monotonic() < deadline:
+            self._loop.turn(patience=max(0.0, deadline - time.monotonic()))
+        self._loop.drain()
+
+    def _open_log(self, name: str) -> LogFile:
+        log = self._recorder.open_log(name)
+        self._files.callback(log.close)
+        return log
+
+    def _outcome(self) -> Outcome:
+        assert self._launcher is not None or self._signals
+        outcome = outcome_of(
+            Ending(
+                signals=tuple(self._signals),
+                hang=self._hang,
+                failures=tuple(self._failures),
+                launcher_lines=tuple(self._launcher_lines),
+                launcher_code=self._launcher.returncode if self._launcher else 0,
+                missing=tuple(sorted(set(range(self._size)) - set(self._workers))),
+                size=self._size,
+                start_timeout_s=START_TIMEOUT_S if self._start_timed_out else None,
+                launcher_ended_first=self._launcher_ended_first,
+            )
+        )
+        ranks = {rank: tuple(worker.last_lines) for rank, worker in self._workers.items()}
+        return explained(outcome, ranks, tuple(self._launcher_lines))
