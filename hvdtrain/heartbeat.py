@@ -18,8 +18,12 @@ from pathlib import Path
 from hvdtrain import contract
 
 # Beat's fields, in their order.
-_LAYOUT = struct.Struct("<dqqqqdq64s")
+_LAYOUT = struct.Struct("<dqqqqqdq64s")
 PAGE = mmap.PAGESIZE
+# What a rank is doing while the ranks find each other.
+JOINING = "start of Horovod"
+# That a training has ended orderly, but not at its end.
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Beat:
         time: when the rank wrote last, Unix seconds; 0 where it never did.
         step: steps done since the job's first start.
         steps: steps of the whole training; 0 where unknown.
+        size: number of ranks that train together now; 0 where unknown.
         epoch: the epoch that it is in, from 1.
         samples: samples that all ranks have trained on since the job's first start.
         waited_s: seconds that this process has spent in collectives.
@@ -40,6 +45,7 @@ class Beat:
     time: float = 0.0
     step: int = 0
     steps: int = 0
+    size: int = 0
     epoch: int = 0
     samples: int = 0
     waited_s: float = 0.0
@@ -53,6 +59,7 @@ class Heartbeat:
     def __init__(self, page: mmap.mmap) -> None:
         self._page = page
         self._steps = 0
+        self._size = 0
         self._step = 0
         self._epoch = 0
         self._samples = 0
@@ -72,9 +79,9 @@ class Heartbeat:
         except (OSError, ValueError):
             return cls(mmap.mmap(-1, PAGE))
 
-    def training(self, steps: int) -> None:
-        """The training has so many steps in all."""
-        self._steps = steps
+    def training(self, steps: int, size: int) -> None:
+        """The training has so many steps in all, on so many ranks."""
+        self._steps, self._size = steps, size
         self._write()
 
     def step(self, step: int, epoch: int, samples: int) -> None:
@@ -103,13 +110,13 @@ class Heartbeat:
 
     def _write(self) -> None:
         _LAYOUT.pack_into(
-            self._page, 0, time.time(), self._step, self._steps, self._epoch, self._samples, self._waited_s,
-            self._waiting, self._activity,
+            self._page, 0, time.time(), self._step, self._steps, self._size, self._epoch, self._samples,
+            self._waited_s, self._waiting, self._activity,
         )  # fmt: skip
 
 
 def read(page: mmap.mmap) -> Beat:
     """What the page says. A name that is being written just now may come out torn; the numbers don't."""
-    moment, step, steps, epoch, samples, waited_s, waiting, activity = _LAYOUT.unpack_from(page)
+    moment, step, steps, size, epoch, samples, waited_s, waiting, activity = _LAYOUT.unpack_from(page)
     text = activity.rstrip(b"\0").decode(errors="replace")
-    return Beat(moment, step, steps, epoch, samples, waited_s, bool(waiting), text)
+    return Beat(moment, step, steps, size, epoch, samples, waited_s, bool(waiting), text)

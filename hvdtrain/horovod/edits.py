@@ -1,4 +1,4 @@
-"""The edits of Horovod's sources that let them build against today's frameworks, and one that mends its stall check.
+"""The edits of Horovod's sources: it builds against today's frameworks, and three of its defects under Gloo are mended.
 
 Each says what it expects to find, so that a source that isn't the known one is refused, not half changed.
 """
@@ -13,7 +13,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod.toolchain import Toolchain
 
 # Part of the cache's key: raise it when an edit changes.
-REVISION = 3
+REVISION = 5
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,23 @@ def _lacks_xla_header(toolchain: Toolchain) -> bool:
 def _standard(toolchain: Toolchain) -> str:
     return f"set(CMAKE_CXX_STANDARD {toolchain.cxx_standard})"
 
+
+# What was opened so far is closed, as other ranks may wait for this one on it.
+_GUARDED_THREAD = """\
+    horovod_global.initialization_failed = false;
+    horovod_global.background_thread = std::thread([] {
+      try {
+        BackgroundThreadLoop(horovod_global);
+      } catch (const std::exception& ex) {
+        LOG(ERROR) << "Horovod could not be initialized: " << ex.what();
+#if HAVE_GLOO
+        horovod_global.process_set_table.Get(0).gloo_context.Finalize();
+        global_gloo_context.Finalize();
+#endif
+        horovod_global.initialization_failed = true;
+      }
+    });
+"""
 
 EDITS = (
     Edit(
@@ -98,6 +115,22 @@ EDITS = (
         "  global_ranks_.reserve(size_);",
         lambda _: "  global_ranks_.resize(size_);",
         "the list of ranks stays empty otherwise, and the stall check and its shutdown never act under Gloo",
+        lambda _: True,
+    ),
+    Edit(
+        "horovod/common/gloo/gloo_context.cc",
+        "void GlooContext::Finalize() {\n  if (!enabled_) {\n    return;\n  }\n",
+        lambda _: "void GlooContext::Finalize() {\n",
+        "a process set's context is never enabled, so its connections stayed open after a failure, and the other "
+        "ranks of an elastic job waited for Gloo's timeout (30 s) to see that one had left",
+        lambda _: True,
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "    horovod_global.background_thread =\n"
+        "        std::thread(BackgroundThreadLoop, std::ref(horovod_global));\n",
+        lambda _: _GUARDED_THREAD,
+        "the process was aborted where the ranks don't find each other; now hvd.init() raises, and can be tried again",
         lambda _: True,
     ),
     Edit(
