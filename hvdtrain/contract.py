@@ -23,6 +23,8 @@ DUMP = "HVDTRAIN_DUMP_SIGNAL"
 RUN_DIRECTORY = "HVDTRAIN_RUN_DIRECTORY"
 # Number of this start of the job, from 0.
 ATTEMPT = "HVDTRAIN_ATTEMPT"
+# Number of workers on this host, where Horovod doesn't know it: for it each worker of an elastic job is a host.
+LOCAL_SIZE = "HVDTRAIN_LOCAL_SIZE"
 # A task job's `module:Class`, and its options and training settings as JSON objects.
 TASK = "HVDTRAIN_TASK"
 OPTIONS = "HVDTRAIN_OPTIONS"
@@ -37,8 +39,15 @@ FAILURE_FILE = "failure.json"
 METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
 LAUNCHER_LOG = "launcher.log"
+# What a detached launch would show on the terminal.
+LAUNCH_LOG = "launch.log"
 CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
+# Of an elastic job: the hosts of the moment as horovodrun wants them, what prints them, and the programs that stand
+# first on horovodrun's PATH.
+HOSTS_FILE = "elastic/hosts"
+DISCOVERY_SCRIPT = "elastic/discover"
+PROGRAMS = "elastic/bin"
 
 # The signal that asks a rank for its stacks. A real-time one: SIGUSR1 and 2 are for users' programs and schedulers.
 DUMP_SIGNAL = signal.SIGRTMIN + 7

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +72,7 @@ def backend_of(task: type[Task], seed: int = 1) -> KerasBackend:
 
 def train(backend: KerasBackend, batch_size: int, epochs: int = 2, lr: float = LR) -> None:
     for epoch in range(epochs):
-        mine = list(shares(epoch_order(SAMPLES, 0, epoch), batch_size, backend.rank, backend.size))
+        mine = list(shares(epoch_order(SAMPLES, 0, epoch), batch_size * backend.size, backend.rank, backend.size))
         batches = backend.train_batches(share.indices for share in mine)
         for share, batch in zip(mine, batches, strict=True):
             backend.train_step(batch, len(share.indices), share.weight, lr)
@@ -200,20 +202,62 @@ def evaluation_measures_what_is_saved() -> dict[str, float]:
     }
 
 
+class Plain(keras.Model):
+    """Keras can't make it again: it doesn't know the number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(number)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+class WithPlain(Regression):
+    def model(self) -> keras.Model:
+        return Plain(3)
+
+
 def restored() -> dict[str, float]:
-    backend = backend_of(Regression)
+    return restore(Regression)
+
+
+def restored_where_keras_can_not_make_the_model_again() -> dict[str, float]:
+    return restore(WithPlain)
+
+
+def restore(task: type[Task]) -> dict[str, float]:
+    backend = backend_of(task)
     train(backend, 8)
-    folder = FOLDER / "checkpoint"
-    if backend.rank == 0:
-        folder.mkdir(exist_ok=True)
-        backend.save(folder)
+    folder = FOLDER / f"checkpoint-{task.__name__}"
+    drawn = random.getstate()
+    write = backend.snapshot() if backend.rank == 0 else None
+    assert random.getstate() == drawn
     saved = hvd.broadcast_object(state_of(backend._model))
-    fresh = backend_of(Regression, seed=9)
+    # What is written is what the variables were, and another thread may do it.
+    train(backend, 8)
+    since = apart(state_of(backend._model), saved)
+    if write:
+        folder.mkdir(exist_ok=True)
+        thread = threading.Thread(target=write, args=(folder,))
+        thread.start()
+        thread.join()
+    fresh = backend_of(task, seed=9)
     before = apart(state_of(fresh._model), saved)
     if fresh.rank == 0:
         fresh.restore(folder)
     fresh.broadcast_state()
-    return {"before": before, "after": apart(state_of(fresh._model), saved)}
+    digests = fresh.gather(fresh.digest())
+    return {
+        "since": since,
+        "before": before,
+        "after": apart(state_of(fresh._model), saved),
+        "digests": float(len(set(digests))),
+        "differing_digests": float(len({*digests, backend.digest()})),
+    }
 
 
 def data_by_numbers() -> dict[str, float]:
@@ -277,8 +321,22 @@ def errors() -> dict[str, str]:
         def metrics(self, model: keras.Model, batch: Any) -> dict[str, tf.Tensor]:
             return {"error": model(batch[0], training=False) - batch[1]}
 
+    class NoConfig(Plain):
+        get_config = keras.Model.get_config
+
+    class WithoutConfig(Regression):
+        def model(self) -> keras.Model:
+            return NoConfig(3)
+
+    # Rank 0 saves, and it alone tells.
+    saving = "no error"
+    try:
+        KerasBackend(WithoutConfig(Options()), compression="none").build(LR)
+    except HvdtrainError as error:
+        saving = str(error)
     schedule = keras.optimizers.schedules.CosineDecay(LR, 10)
     return {
+        "config": saving,
         "loss": error_of(Wide),
         "metric": error_of(WideMetric),
         "lengths": error_of(variant(data=(FEATURES, TARGETS[:7]))),
@@ -294,6 +352,7 @@ NAMES = [
     "dropout_differs_by_rank_and_repeats",
     "evaluation_measures_what_is_saved",
     "restored",
+    "restored_where_keras_can_not_make_the_model_again",
     "data_by_numbers",
     "learning_rates",
     "threads",

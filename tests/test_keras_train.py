@@ -6,6 +6,8 @@ import ast
 import io
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
 import zipfile
@@ -15,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from real_processes import WITHOUT_HOROVOD, python_on_ranks
+from real_processes import WITHOUT_HOROVOD, horovodrun, python_on_ranks
+
+from hvdtrain import contract
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -100,10 +104,14 @@ def test_evaluation_is_of_the_model_that_is_saved(results: list[dict[str, Any]])
         assert case["without_samples"] == 0
 
 
-def test_a_checkpoint_restores_model_and_optimizer_on_all_ranks(results: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("case", ["restored", "restored_where_keras_can_not_make_the_model_again"])
+def test_a_checkpoint_restores_model_and_optimizer_on_all_ranks(results: list[dict[str, Any]], case: str) -> None:
     for result in results:
-        assert result["restored"]["before"] > 0.1
-        assert result["restored"]["after"] == 0
+        assert result[case]["since"] > 0.01
+        assert result[case]["before"] > 0.1
+        assert result[case]["after"] == 0
+        assert result[case]["digests"] == 1
+        assert result[case]["differing_digests"] == 2
 
 
 def test_data_by_numbers_trains_as_arrays_do(results: list[dict[str, Any]]) -> None:
@@ -137,6 +145,12 @@ def test_a_task_that_can_not_work_says_why(results: list[dict[str, Any]], fault:
         assert result["errors"][fault].startswith(message)
 
 
+def test_a_model_that_keras_can_not_save_is_told_before_the_training(results: list[dict[str, Any]]) -> None:
+    message = results[0]["errors"]["config"]
+    assert message.startswith("Keras can't save the model: \nObject NoConfig was created by passing")
+    assert message.endswith("fix: give the class that is named a get_config()")
+
+
 def test_the_users_number_of_threads_counts(tmp_path: Path) -> None:
     on_ranks("gloo", 1, tmp_path, str(CASES), str(tmp_path), "threads", OMP_NUM_THREADS="3")
     assert json.loads((tmp_path / "backend-0.json").read_text())["threads"]["intra_op"] == 3
@@ -166,6 +180,103 @@ def test_two_ranks_train_the_digits_as_one_process_does(
     assert sum(name.startswith("optimizer") for name in two) == 10
     for name, values in two.items():
         np.testing.assert_allclose(values, one_process[name], rtol=0, atol=1e-5, err_msg=name)
+
+
+# Dropout, batch normalisation, and noise from the generators of numpy and Python. In the batch that INTERRUPT names
+# ("number signal") the last rank sends itself the signal.
+INTERRUPTED = """
+import os, random
+import keras
+import numpy as np
+from hvdtrain.train.keras import Task
+
+STEP, NUMBER = map(int, os.environ.get("INTERRUPT", "-1 0").split())
+LAST = os.environ.get("HOROVOD_RANK", "0") == os.environ["LAST"]
+
+
+class Noisy:
+    def __init__(self):
+        rng = np.random.default_rng(5)
+        self.features = rng.normal(size=(41, 5)).astype("float32")
+        self.targets = rng.normal(size=(41, 3)).astype("float32")
+        self.batches = -1  # the backend asks for one to see its shape
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getitem__(self, numbers):
+        self.batches += 1
+        if self.batches == STEP and LAST:
+            os.kill(os.getpid(), NUMBER)
+        noise = np.random.normal(size=(len(numbers), 5)) * random.random()
+        return self.features[numbers] + noise.astype("float32"), self.targets[numbers]
+
+
+class Case(Task):
+    def model(self):
+        layers = keras.layers
+        return keras.Sequential([
+            keras.Input((5,)), layers.Dense(16), layers.BatchNormalization(), layers.Dropout(0.4), layers.Dense(3),
+        ])
+
+    def optimizer(self, model, lr):
+        return keras.optimizers.Adam(lr)
+
+    def train_data(self):
+        return Noisy()
+
+    def loss(self, model, batch, training=True):
+        return keras.losses.mean_squared_error(batch[1], model(batch[0], training=training))
+"""
+
+
+def train_case(run: Path, size: int, interrupt: tuple[int, int] | None = None) -> tuple[int, str]:
+    """An attempt of the run: 3 epochs of 11 or 6 steps, saved every 3. Its exit status and output."""
+    (run / "cases.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "hvdtrain.train"]
+    done = subprocess.run(
+        command if size == 1 else [*horovodrun("gloo", size), *command],
+        cwd=run,
+        env={
+            **ENVIRONMENT,
+            "OMP_NUM_THREADS": "1",
+            "LAST": str(size - 1),
+            **({"INTERRUPT": f"{interrupt[0]} {interrupt[1]}"} if interrupt else {}),
+            contract.TASK: "cases:Case",
+            contract.OPTIONS: json.dumps({"epochs": 3, "batch_size": 4, "lr_decay": "cosine"}),
+            contract.SETTINGS: json.dumps({"checkpoint": {"every_steps": 3}}),
+            contract.RUN_DIRECTORY: str(run),
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(("size", "numbers"), [(1, [signal.SIGKILL, signal.SIGTERM]), (2, [signal.SIGTERM])])
+def test_an_interrupted_training_ends_bit_identical(tmp_path: Path, size: int, numbers: list[signal.Signals]) -> None:
+    chance = random.Random(size)  # noqa: S311
+    undisturbed, interrupted = tmp_path / "undisturbed", tmp_path / "interrupted"
+    for folder in (undisturbed, interrupted):
+        folder.mkdir()
+    status, output = train_case(undisturbed, size)
+    assert status == 0, output
+    for number in numbers:
+        status, output = train_case(interrupted, size, (chance.randrange(4, 9), number))
+        assert status == (0 if number == signal.SIGTERM else -number), output
+        assert ("checkpoint saved" in output) == (number == signal.SIGTERM)
+    status, output = train_case(interrupted, size)
+    assert status == 0, output
+    assert "resumed from step" in output
+    last = [sorted((folder / "checkpoints").glob("step-*"))[-1] for folder in (undisturbed, interrupted)]
+    assert last[0].name == last[1].name
+    expected, found = (arrays(checkpoint / "model.keras") for checkpoint in last)
+    assert sum(name.startswith("optimizer") for name in found) > 8
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
 MEASURE = (

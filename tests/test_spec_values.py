@@ -283,6 +283,13 @@ env:
   forward: []
   secrets:
   - TOKEN
+elastic:
+  min: null
+  max: null
+  batch: keep_per_worker
+  discovery: null
+  cooldown_s: 10.0
+  timeout_s: 600
 restarts:
   max: null
   backoff_s: 5.0

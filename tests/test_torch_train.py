@@ -109,6 +109,18 @@ class Diverges(Case):
         return super().loss(model, batch) * float("inf" if RANK == 1 else 1)
 
 
+class Exits(Case):
+    """In its third step."""
+
+    steps = 0
+
+    def loss(self, model, batch):
+        self.steps += 1
+        if self.steps == 3:
+            raise SystemExit(0)
+        return super().loss(model, batch)
+
+
 class WrongShape(Case):
     def metrics(self, model, batch):
         return {"logits": model(batch[0])}
@@ -223,6 +235,25 @@ def jobs(tmp_path: Path) -> Jobs:
     return Jobs(tmp_path)
 
 
+class Alone:
+    """Trainings by one process, each done once for all tests that compare with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._jobs = Jobs(folder)
+        self._done: dict[str, Result] = {}
+
+    def __call__(self, **options: Any) -> Result:
+        key = json.dumps(options, sort_keys=True)
+        if key not in self._done:
+            self._done[key] = self._jobs(size=1, **options)
+        return self._done[key]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return Alone(tmp_path_factory.mktemp("alone"))
+
+
 def assert_same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1e-5) -> None:
     import torch
 
@@ -241,21 +272,20 @@ def assert_same(one: dict[str, Any], other: dict[str, Any], tolerance: float = 1
     ],
 )
 def test_ranks_train_as_one_process_with_their_global_batch(
-    jobs: Jobs, size: int, samples: int, options: dict[str, Any]
+    jobs: Jobs, alone: Alone, controller: str, size: int, samples: int, options: dict[str, Any]
 ) -> None:
     """The bar: weights equal to 1e-5 (float32, SGD), under Gloo and MPI; and so is everything that is reported."""
     common = {"samples": samples, "epochs": 3, "lr": 0.2, "log_every_steps": 5, **options}
-    alone = jobs(size=1, batch_size=12, **common)
+    expected = alone(batch_size=12, **common)
     # Far from where they began, or the comparison would say nothing.
-    assert alone.losses[-1] < alone.losses[0] - 0.02
-    assert alone.evaluation["eval_value"] == pytest.approx(11)
-    assert alone.evaluation["eval_mean_value"] == pytest.approx(11)
-    assert alone.evaluation["eval_odd"] == pytest.approx(11 / 23)
-    for controller in ("gloo", "mpi"):
-        together = jobs(size=size, controller=controller, batch_size=12 // size, **common)
-        assert_same(together.weights(), alone.weights())
-        assert together.losses == pytest.approx(alone.losses, abs=1e-5)
-        assert together.evaluation == pytest.approx(alone.evaluation, abs=1e-5)
+    assert expected.losses[-1] < expected.losses[0] - 0.02
+    assert expected.evaluation["eval_value"] == pytest.approx(11)
+    assert expected.evaluation["eval_mean_value"] == pytest.approx(11)
+    assert expected.evaluation["eval_odd"] == pytest.approx(11 / 23)
+    together = jobs(size=size, controller=controller, batch_size=12 // size, **common)
+    assert_same(together.weights(), expected.weights())
+    assert together.losses == pytest.approx(expected.losses, abs=1e-5)
+    assert together.evaluation == pytest.approx(expected.evaluation, abs=1e-5)
 
 
 def test_evaluation_with_fewer_samples_than_ranks(jobs: Jobs) -> None:
@@ -278,7 +308,9 @@ def test_what_a_run_writes(jobs: Jobs) -> None:
     # 4 steps an epoch, checkpoints after 3 and 6, and the last one.
     assert result.checkpoints == ["step-0000000006", "step-0000000008"]
     newest = result.run / contract.CHECKPOINTS / "step-0000000008"
-    assert sorted(path.name for path in newest.iterdir()) == ["model.pt", "optimizer.pt", "state.json"]
+    assert sorted(path.name for path in newest.iterdir()) == [
+        "manifest.json", "model.pt", "optimizer.pt", "random.json", "state.json"
+    ]  # fmt: skip
     state = json.loads((newest / "state.json").read_text())
     assert {name: state[name] for name in ("step", "epoch", "epoch_samples", "seed", "size", "task")} == {
         "step": 8, "epoch": 2, "epoch_samples": 0, "seed": 0, "size": 2, "task": "cases:Case"
@@ -354,3 +386,19 @@ def test_a_bad_option_is_told_once_and_before_horovod_starts(jobs: Jobs, control
     assert result.status != 0
     assert result.output.count("options.epoch: unknown option; did you mean 'epochs'?") == 1
     assert "Traceback (most recent call last)" not in result.output.split("did you mean")[0]
+
+
+EXIT_MESSAGE = "the task called exit(0) before the training was done\n  fix: take exit() out of the task"
+
+
+def test_a_task_that_exits_has_not_trained(jobs: Jobs) -> None:
+    result = jobs("Exits", size=1, check=False)
+    assert result.status == contract.BAD_TASK_STATUS
+    assert f"error: cases:Exits: {EXIT_MESSAGE}" in result.output
+
+
+def test_a_task_that_exits_when_it_is_imported_has_not_trained(jobs: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "cases.py").write_text(CASES + "raise SystemExit(0)\n")
+    result = jobs(size=1, check=False)
+    assert result.status == contract.BAD_TASK_STATUS
+    assert f"error: cases:Case: {EXIT_MESSAGE}" in result.output

@@ -47,3 +47,9 @@ def test_decay_begins_where_the_warm_up_ends_and_would_reach_zero_after_the_last
 
 def test_warm_up_for_the_whole_training() -> None:
     assert rates(lr=1.0, warmup_epochs=1.0, lr_decay="cosine") == pytest.approx([0.1 * n for n in range(1, 11)])
+
+
+def test_a_step_between_whole_ones_is_never_above_the_rate() -> None:
+    """After a change of the number of workers, with a warm-up of one step."""
+    schedule = Schedule(Options(lr=0.1, warmup_epochs=0.1), size=1, steps_per_epoch=10)
+    assert [schedule(step) for step in (0, 0.5, 1)] == pytest.approx([0.1, 0.1, 0.1])

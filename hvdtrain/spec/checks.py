@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hvdtrain.spec.models import JobSpec
+from hvdtrain.spec.models import Elastic, JobSpec
 from hvdtrain.spec.yaml_reader import KeyPath
 
 # Keys of `horovod` and the variable that says the same.
@@ -27,6 +27,7 @@ def contradictions(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[
     yield from _what_runs(spec, given)
     if spec.hosts.file and spec.hosts.list:
         yield ("hosts", "list"), "give either hosts.file or hosts.list, not both"
+    yield from _elastic(spec, given)
     yield from _variables(spec)
 
 
@@ -42,6 +43,22 @@ def _what_runs(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tupl
             yield ("checkpoint",), "checkpoint is for a task: a command saves for itself"
         if spec.horovod.compression != "none":
             yield ("horovod", "compression"), "compression is for a task: a command compresses for itself"
+
+
+def _elastic(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[KeyPath, str]]:
+    elastic = spec.elastic
+    if elastic.min is None:
+        if elastic != Elastic() and not given(("elastic", "min")):
+            yield ("elastic",), "an elastic job needs elastic.min, the least number of workers that it goes on with"
+        return
+    if elastic.max is not None and elastic.max < elastic.min:
+        yield ("elastic", "max"), "elastic.max is less than elastic.min"
+    if spec.controller == "mpi":
+        yield ("controller",), "an elastic job needs Gloo: leave controller out, or give gloo"
+    if spec.processes is not None and spec.processes < elastic.min:
+        yield ("processes",), "processes, with which the job starts, is less than elastic.min"
+    if spec.processes is not None and elastic.max is not None and spec.processes > elastic.max:
+        yield ("processes",), "processes, with which the job starts, is more than elastic.max"
 
 
 def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:

@@ -96,6 +96,28 @@ class Restarts(Section):
     """Seconds before the first restart; they double with each, to 300 or to this if it is more."""
 
 
+class Elastic(Section):
+    """Going on with fewer workers, or more, without a new start. On when `elastic.min` is given; it needs Gloo."""
+
+    min: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
+    """At least so many workers: with fewer the job waits. null: no elastic job."""
+
+    max: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
+    """At most so many workers. null: as many as the hosts have slots at the time."""
+
+    batch: Annotated[Literal["keep_per_worker", "keep_global"], CHOICE] = "keep_per_worker"
+    """What a task keeps at a resize: each worker's batch, with the rate scaled anew, or global batch and rate."""
+
+    discovery: Command = None
+    """Program and arguments that print the hosts of the moment, as in a hostfile. null: the hostfile is read again."""
+
+    cooldown_s: Annotated[Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)], NUMBER] = 10.0
+    """Seconds before a failed slot gets a worker again; they double with each failure in a row, up to eight times."""
+
+    timeout_s: Annotated[Annotated[int, Field(ge=1, le=604_800)], WHOLE_NUMBER] = 600
+    """Seconds that the job waits for `elastic.min` workers before it ends."""
+
+
 class HorovodSettings(Section):
     """How Horovod reduces. null leaves Horovod's own default."""
 
@@ -147,6 +169,9 @@ class JobSpec(Section):
 
     checkpoint: Annotated[Checkpoint, SECTION] = Checkpoint()
     """What a task saves, and when."""
+
+    elastic: Annotated[Elastic, SECTION] = Elastic()
+    """Going on with fewer workers, or more."""
 
     restarts: Annotated[Restarts, SECTION] = Restarts()
     """When the job begins again after a failure."""

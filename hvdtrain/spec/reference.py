@@ -46,6 +46,15 @@ restarts: {max: 5, backoff_s: 10}
 hang_timeout_s: 120
 ```
 
+A job that goes on when a worker is lost, and takes up to eight where the hostfile, which may be edited while it runs,
+has slots for them:
+
+```yaml
+task: hvdtrain.tasks.digits_torch:Digits
+hosts: {file: ../hostfiles/localhost}
+elastic: {min: 2, max: 8, batch: keep_global}
+```
+
 Several hosts, with variables for the workers and a token that is shown nowhere:
 
 ```yaml
@@ -113,6 +122,7 @@ Relative paths count from the spec's folder, in `--set` from the current folder,
 - `options`, `checkpoint` and `horovod.compression` are a task's: with `command` they're errors.
 - A variable stands in one of `env.set`, `env.forward` and `env.secrets`. Those that Horovod or the launcher sets for
   each worker can't be given: {reserved}.
+- `elastic` and `controller: mpi`; `processes`, with which an elastic job starts, lies between its `min` and `max`.
 - A key of `horovod` and the variable of the same meaning in `env.set`, such as `HOROVOD_CYCLE_TIME`.
 - `name` becomes a folder's: no `/`, no control characters, no `-` at its begin, not `.` or `..`.
 """
@@ -156,6 +166,8 @@ def _default(value: Any) -> str:
 def _values(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
         return "; ".join(_values(choice) for choice in schema["anyOf"])
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{choice}`" for choice in schema["enum"])
     if schema["type"] == "array":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
+from hvdtrain.heartbeat import Heartbeat
 from hvdtrain.train.sharding import Indices
 
 T = TypeVar("T")
@@ -19,12 +20,32 @@ class Backend(Protocol):
 
     rank: int
     size: int
+    hosts: int
+    heartbeat: Heartbeat
+    elastic: bool
+    """Whether ranks may come and go."""
     train_samples: int
     eval_samples: int
     """Samples for the evaluation; 0 where the task has none. Both numbers are known after `build`."""
 
     def describe(self) -> str:
         """Framework, version, device and threads, for a line of the log."""
+
+    @property
+    def resize_wanted(self) -> bool:
+        """Whether this rank knows that ranks want to come, or have to go."""
+
+    def is_lost_rank(self, error: Exception) -> bool:
+        """Whether an error says that another rank of an elastic job has left."""
+
+    def rejoin(self) -> None:
+        """Come together with the ranks that are there now (all ranks): rank and size may have changed."""
+
+    def remember(self) -> None:
+        """Copy model and optimizer into the host's memory, in place of the former copy."""
+
+    def recall(self) -> None:
+        """Make model and optimizer what they were at `remember`."""
 
     def seed(self, seed: int) -> None:
         """Seed the framework's random numbers, and those of Python and numpy; ``seed`` is in 0 to 2**32 - 1."""
@@ -40,7 +61,10 @@ class Backend(Protocol):
         """Give all ranks the model and the optimizer of rank 0 (all ranks)."""
 
     def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
-        """A batch for each of the index arrays, on this rank's device; None for an empty one."""
+        """A batch for each of the index arrays, on this rank's device; None for an empty one.
+
+        Each is loaded when it is asked for. What draws random numbers once for all of them does so in the call.
+        """
 
     def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
         """One optimizer step on gradients averaged over the ranks (all ranks, also one whose batch is None).
@@ -69,11 +93,31 @@ class Backend(Protocol):
     def broadcast_object(self, value: T) -> T:
         """Rank 0's value (all ranks)."""
 
-    def save(self, folder: Path) -> None:
-        """Write model and optimizer into the folder, which exists. Rank 0 alone calls it."""
+    def gather(self, value: T) -> list[T]:
+        """Each rank's value, by rank (all ranks)."""
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copy model and optimizer into the host's memory. Rank 0 alone calls it, when the copy before is written.
+
+        Returns:
+            What writes the copy into a folder that exists; another thread may call it while training goes on.
+        """
 
     def restore(self, folder: Path) -> None:
-        """Read what `save` wrote. Rank 0 calls it, and all ranks then `broadcast_state`."""
+        """Read what a `snapshot` wrote. Rank 0 calls it, and all ranks then `broadcast_state`.
+
+        Raises:
+            UsageError: it doesn't fit the task's model and optimizer.
+        """
+
+    def digest(self) -> str:
+        """Of this rank's model and optimizer: the same on two ranks where these are, bit for bit."""
+
+    def random_state(self) -> dict[str, Any]:
+        """Where this rank's random streams stand, as JSON."""
+
+    def set_random_state(self, state: dict[str, Any]) -> None:
+        """Go on with the streams of a `random_state`."""
 
     def finish(self) -> None:
         """Wait until every rank is here, then leave Horovod: a rank that leaves early fails the others (all ranks)."""

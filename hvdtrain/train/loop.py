@@ -10,18 +10,26 @@ from pathlib import Path
 import numpy as np
 
 from hvdtrain import contract
-from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.heartbeat import STOPPED
 from hvdtrain.train.backend import Backend
 from hvdtrain.train.checkpoints import Checkpoints
+from hvdtrain.train.evaluation import check_data, evaluate
 from hvdtrain.train.progress import Progress, Window
+from hvdtrain.train.saving import Saving
 from hvdtrain.train.schedule import Schedule, scaled_rate
 from hvdtrain.train.settings import Settings
 from hvdtrain.train.sharding import epoch_order, shares, steps_per_epoch
+from hvdtrain.train.state import State, resume
+from hvdtrain.train.stopping import Stopping
 from hvdtrain.train.task import Task
 
 # Lines of progress in a whole training that is short, and the most steps between two lines in a long one.
 _LINES = 10
 _MOST_STEPS_BETWEEN_LINES = 100
+# An elastic job remembers where it is so often, in seconds, and in at most one part in so many of its time.
+_COMMIT_INTERVAL_S = 1.0
+_COMMIT_SHARE = 50
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,27 @@ class Run:
     settings: Settings
 
 
+@dataclass(frozen=True)
+class Place:
+    """How far a training has come.
+
+    Attributes:
+        step: steps done since the first start.
+        epoch: the epoch that is being trained, from 0.
+        epoch_samples: samples of it that were trained, by all ranks.
+        saved_step: the newest checkpoint's.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_samples: int = 0
+    saved_step: int = 0
+
+
+class HostsChangedError(Exception):
+    """Ranks of an elastic job want to come, or have to go: all come together anew."""
+
+
 class TrainingDivergedError(HvdtrainError):
     """The loss isn't a finite number any more."""
 
@@ -47,160 +76,273 @@ class TrainingDivergedError(HvdtrainError):
 def train(task: Task, run: Run) -> None:
     """Train on all ranks, from ``hvd.init`` to the last barrier. Every rank calls it once.
 
+    It goes on from the run's newest whole checkpoint, where there is one. It returns when the training is done, or
+    when SIGTERM has asked for an orderly stop and the checkpoint for it is on disk. In an elastic job it also goes on
+    when a rank is lost, from what all others remember, and when one comes.
+
     Raises:
-        UsageError: the task's data can't be used.
+        UsageError: the task's data can't be used, or its checkpoint can't be gone on with.
         TrainingDivergedError: the loss became infinite or NaN.
         HvdtrainError: a checkpoint can't be written.
     """
-    _Training(task, run, task.backend(compression=run.settings.compression)).run()
+    backend = task.backend(compression=run.settings.compression)
+    with Stopping(backend) as stopping:
+        _Training(task, run, backend, stopping).run()
 
 
 class _Training:
     """One rank's training: its counters, and what happens when they move."""
 
-    def __init__(self, task: Task, run: Run, backend: Backend) -> None:
+    def __init__(self, task: Task, run: Run, backend: Backend, stopping: Stopping) -> None:
         self._options = task.options
         self._run = run
         self._backend = backend
+        self._stopping = stopping
         self._step = 0
+        self._epoch = 0
+        self._epoch_samples = 0
         self._saved_step = 0
+        # Of an elastic job: where `Backend.recall` leads to, when that was remembered and how long it took.
+        self._committed: Place | None = None
+        self._committed_at = 0.0
+        self._commit_s = 0.0
         self._results: dict[str, float] = {}
         self._window = Window()
 
     def run(self) -> None:
-        options, backend = self._options, self._backend
         started = time.monotonic()
+        backend, heartbeat = self._backend, self._backend.heartbeat
+        heartbeat.doing("building")
         self._seed(0)
-        backend.build(scaled_rate(options, backend.size))
-        self._check_data()
-        backend.broadcast_state()
-        self._plan()
-        if options.evaluate_first:
-            with self._window.paused():
-                self._evaluate(0)
-        for epoch in range(options.epochs):
-            self._train_epoch(epoch)
-            every, last = options.evaluate_every_epochs, epoch + 1 == options.epochs
-            if last or (every and (epoch + 1) % every == 0):
-                with self._window.paused():
-                    self._evaluate(epoch + 1)
-        if self._step > self._saved_step:
-            self._save(options.epochs, 0)
-        self._progress.done(self._step, time.monotonic() - started, self._results)
+        backend.build(scaled_rate(self._options, backend.size))
+        finished = self._train_elastically() if backend.elastic else self._train_together()
+        if finished:
+            self._progress.done(self._step, time.monotonic() - started, self._results)
+        else:
+            self._progress.stopped(self._step)
         backend.finish()
+        heartbeat.doing("done" if finished else STOPPED)
+
+    def _train_elastically(self) -> bool:
+        """As `_train_together`, again and again with the ranks that are there."""
+        while True:
+            try:
+                return self._train_together()
+            except HostsChangedError:
+                pass
+            except Exception as error:
+                if not self._backend.is_lost_rank(error):
+                    raise
+                self._roll_back()
+            self._backend.heartbeat.doing("resizing")
+            self._saving.finish()
+            self._backend.rejoin()
+            self._stopping.restart()
+
+    def _train_together(self) -> bool:
+        """What is left of the training, with these ranks; False: stopped before the end."""
+        self._plan()
+        check_data(self._backend, self._run.name)
+        self._restore()
+        finished = self._train()
+        if self._step > self._saved_step:
+            self._save(last=True)
+        self._backend.heartbeat.doing("checkpoint")
+        self._saving.finish()
+        return finished
 
     def _plan(self) -> None:
         """Everything that follows from the options, the data and the number of ranks."""
+        options, backend, run = self._options, self._backend, self._run
+        self._batches = run.settings.batches_of(backend.size)
+        self._global_batch = options.batch_size * self._batches
+        self._steps_per_epoch = steps_per_epoch(backend.train_samples, self._global_batch)
+        self._schedule = Schedule(options, size=self._batches, steps_per_epoch=self._steps_per_epoch)
+        self._progress = Progress(
+            run.folder / contract.METRICS_FILE, attempt=run.attempt, epochs=options.epochs, silent=backend.rank != 0
+        )
+        self._checkpoints = Checkpoints(run.folder / contract.CHECKPOINTS, run.settings.checkpoint.keep)
+        self._saving = Saving(
+            run.settings.checkpoint,
+            self._checkpoints,
+            backend,
+            run_folder=run.folder,
+            say=self._progress.say,
+        )
+
+    def _restore(self) -> None:
+        """Begin where rank 0 remembers to be, else where the newest whole checkpoint ends, else at the beginning."""
         options, backend = self._options, self._backend
-        self._steps_per_epoch = steps_per_epoch(backend.train_samples, options.batch_size, backend.size)
-        self._steps = options.epochs * self._steps_per_epoch
-        self._schedule = Schedule(options, size=backend.size, steps_per_epoch=self._steps_per_epoch)
+        backend.heartbeat.doing("restoring")
+        if not (backend.elastic and self._follow_rank_0()):
+            self._progress.start(self._run.name, backend, options, self._batches, self._steps_per_epoch)
+            self._resumed = resume(self._checkpoints, backend, self._run.name, options)
+            if self._resumed:
+                state = self._resumed.state
+                self._step = self._saved_step = state.step
+                self._epoch, self._epoch_samples = state.epoch, state.epoch_samples
+                self._progress.resumed(state, backend.size)
+            else:
+                backend.broadcast_state()
+        left = 0
+        if self._epoch < options.epochs:
+            rest = steps_per_epoch(backend.train_samples - self._epoch_samples, self._global_batch)
+            left = rest + (options.epochs - self._epoch - 1) * self._steps_per_epoch
+        self._steps = self._progress.steps = self._step + left
         automatic = max(1, min(_MOST_STEPS_BETWEEN_LINES, self._steps // _LINES))
         self._log_every = options.log_every_steps or automatic
-        checkpoint = self._run.settings.checkpoint
-        self._save_every = checkpoint.every_steps
-        self._checkpoints = Checkpoints(self._run.folder / contract.CHECKPOINTS, checkpoint.keep)
-        self._progress = Progress(
-            self._run.folder / contract.METRICS_FILE,
-            attempt=self._run.attempt,
-            epochs=options.epochs,
-            steps=self._steps,
-            silent=backend.rank != 0,
-        )
-        self._progress.start(self._run.name, backend, options, self._steps_per_epoch)
+        backend.heartbeat.training(self._steps, backend.size)
+        self._beat()
+        self._saving.start(self._step)
         self._window = Window()
+        if backend.elastic:
+            self._commit()
 
-    def _train_epoch(self, epoch: int) -> None:
+    def _follow_rank_0(self) -> bool:
+        """Take the training as rank 0 has it, if it has one; that is a rank that was there before, where one was."""
+        found = self._backend.broadcast_object((self._committed, self._size) if self._committed else None)
+        if found is None:
+            return False
+        place, before = found
+        self._step, self._epoch, self._epoch_samples = place.step, place.epoch, place.epoch_samples
+        self._saved_step = place.saved_step
+        self._resumed = None
+        self._backend.broadcast_state()
+        self._progress.resized(before, self._backend.size, self._options, self._batches, self._step)
+        return True
+
+    def _commit(self) -> None:
+        """Remember where the training is, for the ranks that are left when one is lost."""
+        started = time.monotonic()
+        self._backend.remember()
+        self._committed = Place(self._step, self._epoch, self._epoch_samples, self._saved_step)
+        self._size = self._backend.size
+        self._committed_at = time.monotonic()
+        self._commit_s = self._committed_at - started
+
+    def _roll_back(self) -> None:
+        """A rank is lost in the middle of a step, which counts for nothing: back to what was remembered."""
+        if self._committed:
+            self._backend.recall()
+
+    def _keep_up(self) -> None:
+        """What an elastic job does between two steps.
+
+        Raises:
+            HostsChangedError: on all ranks after the same step.
+        """
+        if self._stopping.resize:
+            self._commit()
+            raise HostsChangedError
+        if time.monotonic() - self._committed_at > max(_COMMIT_INTERVAL_S, _COMMIT_SHARE * self._commit_s):
+            self._commit()
+
+    def _train(self) -> bool:
+        """All epochs that are left; False: stopped before the end."""
+        options = self._options
+        if options.evaluate_first and not self._resumed and not self._step:
+            self._evaluate(0)
+        while self._epoch < options.epochs:
+            if not self._train_epoch():
+                return False
+            every, done = options.evaluate_every_epochs, self._epoch + 1
+            if done == options.epochs or (every and done % every == 0):
+                self._evaluate(done)
+            self._epoch, self._epoch_samples = done, 0
+        return True
+
+    def _train_epoch(self) -> bool:
+        """What is left of the epoch; False: stopped in it or at its end."""
         options, backend = self._options, self._backend
-        self._seed(epoch + 1)
-        order = epoch_order(backend.train_samples, options.seed, epoch)
-        mine = list(shares(order, options.batch_size, backend.rank, backend.size))
+        order = epoch_order(backend.train_samples, options.seed, self._epoch)[self._epoch_samples :]
+        mine = list(shares(order, self._global_batch, backend.rank, backend.size))
+        self._seed(self._epoch + 1)
         batches = backend.train_batches(share.indices for share in mine)
-        trained = 0
-        for share, batch in zip(mine, batches, strict=True):
-            rate = self._schedule(self._step)
+        self._restore_random_state()
+        for share in mine:
+            # Before the batch is loaded, which may draw random numbers: a resumed run draws them again.
+            if self._stopping.agreed(self._step):
+                return False
+            if backend.elastic:
+                self._keep_up()
+            backend.heartbeat.doing("loading data")
+            batch = next(batches)
+            backend.heartbeat.doing("")
+            rate = self._rate()
             samples = len(share.indices)
             loss = backend.train_step(batch, samples, share.weight, rate)
             self._window.add(loss, samples, share.total)
             self._step += 1
-            trained += share.total
+            self._epoch_samples += share.total
+            self._beat()
             if self._step % self._log_every == 0 or self._step == self._steps:
-                self._log(epoch, rate)
-            if self._save_every and self._step % self._save_every == 0:
-                with self._window.paused():
-                    self._save(epoch, trained)
+                self._log(rate)
+            if self._saving.due(self._step):
+                self._save()
+        # Here too, so that a stop needn't wait for the evaluation; whoever resumes begins with it.
+        return not self._stopping.agreed(self._step)
 
-    def _log(self, epoch: int, rate: float) -> None:
+    def _rate(self) -> float:
+        """The next step's learning rate. It follows from the place in the epoch, whatever the number of ranks was."""
+        return self._schedule(self._epoch * self._steps_per_epoch + self._epoch_samples / self._global_batch)
+
+    def _beat(self) -> None:
+        samples = self._epoch * self._backend.train_samples + self._epoch_samples
+        self._backend.heartbeat.step(self._step, min(self._epoch + 1, self._options.epochs), samples)
+
+    def _log(self, rate: float) -> None:
         """Average the loss over all ranks and over the steps since the last line."""
-        (total,) = self._backend.sum_over_ranks([self._window.loss_sum()])
-        loss = total / self._window.samples
+        sums = self._backend.sum_over_ranks([self._window.loss_sum(), *self._stopping.words()])
+        self._stopping.hear(self._step, sums[1:])
+        loss = sums[0] / self._window.samples
         # Decided on the average: every rank comes to the same end.
         if not math.isfinite(loss):
             raise TrainingDivergedError(
-                f"the loss is {loss} in epoch {epoch + 1}, by step {self._step}",
+                f"the loss is {loss} in epoch {self._epoch + 1}, by step {self._step}",
                 where=self._run.name,
                 fix=f"lower options.lr (the rate was {rate:.4g}), or warm up for longer; and look for NaN in the data",
             )
-        self._progress.step(epoch + 1, self._step, loss, rate, self._window)
+        self._progress.step(self._epoch + 1, self._step, loss, rate, self._window)
         self._window = Window()
 
     def _evaluate(self, epochs_done: int) -> None:
-        """The mean of each metric over all evaluation samples, whichever rank they are on."""
-        backend, samples = self._backend, self._backend.eval_samples
-        if not samples:
-            return
-        order = np.arange(samples)
-        sums = backend.evaluate(
-            share.indices for share in shares(order, self._options.batch_size, backend.rank, backend.size)
-        )
-        # A rank without samples knows no names; rank 0 has as many samples as any.
-        names = backend.broadcast_object(sorted(sums))
-        if sums and sorted(sums) != names:
-            raise UsageError(
-                f"the task's metrics are {', '.join(sorted(sums))} on rank {backend.rank} and {', '.join(names)} on "
-                "rank 0",
-                where=self._run.name,
-                fix="let metrics() return the same names for every batch",
-            )
-        totals = backend.sum_over_ranks([sums.get(name, 0.0) for name in names])
-        self._results = {f"eval_{name}": total / samples for name, total in zip(names, totals, strict=True)}
-        self._progress.evaluation(epochs_done, self._step, self._results)
+        if self._backend.eval_samples:
+            self._backend.heartbeat.doing("evaluation")
+            with self._window.paused():
+                self._results = evaluate(self._backend, self._run.name, self._global_batch)
+                self._progress.evaluation(epochs_done, self._step, self._results)
 
-    def _save(self, epoch: int, epoch_samples: int) -> None:
-        """Rank 0 writes a checkpoint; the other ranks go on and wait for it at their next step."""
+    def _save(self, *, last: bool = False) -> None:
+        """Rank 0 copies what is to be saved and writes it behind the training; the others wait for the copy."""
         self._saved_step = self._step
-        if self._backend.rank != 0:
-            return
-        state = {
-            "step": self._step,
-            "epoch": epoch,
-            "epoch_samples": epoch_samples,
-            "seed": self._options.seed,
-            "size": self._backend.size,
-            "task": self._run.name,
-            "options": self._options.model_dump(mode="json"),
-        }
-        self._checkpoints.write(self._step, state, self._backend.save)
+        self._backend.heartbeat.doing("checkpoint")
+        state = State(
+            step=self._step,
+            epoch=self._epoch,
+            epoch_samples=self._epoch_samples,
+            train_samples=self._backend.train_samples,
+            seed=self._options.seed,
+            size=self._backend.size,
+            task=self._run.name,
+            options=self._options.model_dump(mode="json"),
+        )
+        with self._window.paused():
+            self._saving.save(state, last=last)
 
     def _seed(self, part: int) -> None:
         """Random numbers of a part of the training: 0 is the building, the same on all ranks, then the epochs.
 
-        They depend on nothing that came before, so a resumed epoch draws the same ones.
+        They depend on nothing that came before. Within an epoch a resumed run goes on with the checkpoint's streams.
         """
         rank = self._backend.rank if part else 0
-        self._backend.seed(int(np.random.SeedSequence([self._options.seed, part, rank]).generate_state(1)[0]))
+        entropy = [self._options.seed, part, rank]
+        if part and self._epoch_samples and not (self._resumed and self._resumed.streams):
+            # In the middle of an epoch for another number of ranks: not once more the numbers of the epoch's begin.
+            entropy.append(self._epoch_samples)
+        self._backend.seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
 
-    def _check_data(self) -> None:
-        """No rank may think that it has other data: the ranks would take different numbers of steps and hang."""
-        backend = self._backend
-        mine = (backend.train_samples, backend.eval_samples)
-        rank_0 = backend.broadcast_object(mine)
-        if mine != rank_0:
-            raise UsageError(
-                f"rank {backend.rank} has {mine[0]} training and {mine[1]} evaluation samples, rank 0 has {rank_0[0]} "
-                f"and {rank_0[1]}",
-                where=self._run.name,
-                fix="let train_data() and eval_data() give every rank the same samples; the loop shares them out",
-            )
-        if not backend.train_samples:
-            raise UsageError("train_data() has no samples", where=self._run.name)
+    def _restore_random_state(self) -> None:
+        """Once, in the epoch of the checkpoint and after its batches were begun, as it was when it was written."""
+        if self._resumed and self._resumed.streams and self._resumed.state.epoch == self._epoch:
+            self._backend.set_random_state(self._resumed.streams)
+            self._resumed = self._resumed.model_copy(update={"streams": None})

@@ -30,10 +30,13 @@ class Schedule:
         self._decay_steps = options.epochs * steps_per_epoch - self._warmup_steps
         self._decay = options.lr_decay
 
-    def __call__(self, step: int) -> float:
-        """The rate of a step, counted from 0 over the whole training."""
+    def __call__(self, step: float) -> float:
+        """The rate of a step, counted from 0 over the whole training.
+
+        A step between two whole numbers is one of a training that has gone on with another number of ranks.
+        """
         if step < self._warmup_steps:
-            return self._first + (self._peak - self._first) * (step + 1) / self._warmup_steps
+            return self._first + (self._peak - self._first) * min(1.0, (step + 1) / self._warmup_steps)
         if self._decay == "none":
             return self._peak
         progress = (step - self._warmup_steps) / self._decay_steps

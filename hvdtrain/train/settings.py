@@ -12,8 +12,17 @@ class CheckpointSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every_steps: Annotated[int, Field(ge=1)] | None = 100
+    every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = 100
     keep: Annotated[int, Field(ge=1)] = 3
+
+
+class ElasticSettings(BaseModel):
+    """What a resize keeps. ``workers``: how many there were at the job's start."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch: Literal["keep_per_worker", "keep_global"] = "keep_per_worker"
+    workers: Annotated[int, Field(ge=1)]
 
 
 class Settings(BaseModel):
@@ -23,3 +32,8 @@ class Settings(BaseModel):
 
     checkpoint: CheckpointSettings = CheckpointSettings()
     compression: Literal["none", "fp16"] = "none"
+    elastic: ElasticSettings | None = None
+
+    def batches_of(self, size: int) -> int:
+        """Of how many workers' batches a step of ``size`` workers takes the samples, and the rate is for."""
+        return self.elastic.workers if self.elastic and self.elastic.batch == "keep_global" else size

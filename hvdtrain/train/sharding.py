@@ -35,19 +35,19 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
     return np.random.RandomState([seed, epoch]).permutation(samples).astype(np.int64, copy=False)
 
 
-def steps_per_epoch(samples: int, batch_size: int, size: int) -> int:
-    """Steps that ``size`` ranks with ``batch_size`` samples each need for all samples; the last may be smaller."""
-    return -(-samples // (batch_size * size))
+def steps_per_epoch(samples: int, global_batch: int) -> int:
+    """Steps of ``global_batch`` samples that all samples need; the last may be smaller."""
+    return -(-samples // global_batch)
 
 
-def shares(order: Indices, batch_size: int, rank: int, size: int) -> Iterator[Share]:
+def shares(order: Indices, global_batch: int, rank: int, size: int) -> Iterator[Share]:
     """This rank's share of each step, as views into ``order``.
 
-    A step takes the next ``batch_size * size`` samples, each rank a contiguous part, in the order of the ranks; what
-    remains for the last step is spread evenly, the lower ranks getting one more.
+    A step takes the next ``global_batch`` samples, each rank a contiguous part, in the order of the ranks, spread
+    evenly: the lower ranks may get one more.
     """
-    for start in range(0, len(order), batch_size * size):
-        step = order[start : start + batch_size * size]
+    for start in range(0, len(order), global_batch):
+        step = order[start : start + global_batch]
         each, left = divmod(len(step), size)
         first = rank * each + min(rank, left)
         mine = step[first : first + each + (rank < left)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import math
 import os
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeVar
 
@@ -16,8 +18,12 @@ import tensorflow as tf
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
+from hvdtrain.heartbeat import Heartbeat
+from hvdtrain.train import random_state
 from hvdtrain.train.keras.data import Samples
 from hvdtrain.train.keras.task import Task
+from hvdtrain.train.keras.twin import Saver
+from hvdtrain.train.membership import Membership, is_lost_rank
 from hvdtrain.train.sharding import Indices
 
 T = TypeVar("T")
@@ -31,14 +37,55 @@ class KerasBackend:
     def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
         self._task = task
         self._compression = compression
-        hvd.init()
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
+        self.heartbeat = Heartbeat.connect()
+        self._membership = Membership(hvd, self.heartbeat)
+        self.elastic = self._membership.elastic
+        self._membership.join()
+        self._take_place()
         self.train_samples = 0
         self.eval_samples = 0
         self._seed = 0
         self._seed_states: list[keras.Variable] = []
-        self._device = _choose_device(hvd.local_rank(), hvd.local_size())
+        # Of rank 0, which may be another one later.
+        self._saver: Saver | None = None
+        self._device = _choose_device(hvd.local_rank(), self._membership.local_size())
+
+    def _take_place(self) -> None:
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.hosts: int = self._membership.hosts()
+
+    @property
+    def resize_wanted(self) -> bool:
+        """Whether this rank knows that the hosts have changed."""
+        return self._membership.resize_wanted
+
+    def is_lost_rank(self, error: Exception) -> bool:
+        """Horovod's own error, or TensorFlow's with its words."""
+        # The step is compiled: what Horovod says comes as the error of a node of TensorFlow's graph.
+        of_horovod = isinstance(error, tf.errors.OpError) and "Horovod" in str(error)
+        return self.elastic and (of_horovod or is_lost_rank(error))
+
+    def rejoin(self) -> None:
+        """Comes together with the ranks that are there now, and traces the steps for them."""
+        self._membership.rejoin()
+        self._take_place()
+        self._compile_steps()
+        if self.rank == 0 and self._saver is None:
+            self._saver = Saver(self._model)
+
+    def remember(self) -> None:
+        """Copies weights and optimizer."""
+        self._memory = [variable.numpy() for variable in self._variables()]
+
+    def recall(self) -> None:
+        """Puts the copies back."""
+        for variable, value in zip(self._variables(), self._memory, strict=True):
+            variable.assign(value)
+        self._rate = math.nan
+
+    def _variables(self) -> list[keras.Variable]:
+        return [*self._model.variables, *self._optimizer.variables]
 
     def describe(self) -> str:
         """Framework, versions, device and threads."""
@@ -78,10 +125,15 @@ class KerasBackend:
         self._rate = lr
         self._rates = _learning_rates(self._optimizer, lr)
         self._compile_steps()
+        if self.rank == 0:
+            self._saver = Saver(self._model)
 
     def broadcast_state(self) -> None:
         """Gives all ranks rank 0's weights and optimizer state."""
-        hvd.broadcast_model(self._model, root_rank=0)
+        with self.heartbeat.collective("broadcast of the model"):
+            hvd.broadcast_model(self._model, root_rank=0)
+        # The learning rate is one of the optimizer's variables.
+        self._rate = math.nan
 
     def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
         """A batch for each of the index arrays; None for an empty one."""
@@ -93,6 +145,8 @@ class KerasBackend:
             for variable, ratio in self._rates:
                 variable.assign(lr * ratio)
             self._rate = lr
+        # The ranks meet inside the compiled step: from out here nobody sees whether it computes or waits.
+        self.heartbeat.doing("step")
         if not samples:
             self._idle_step()
             return 0.0
@@ -101,9 +155,12 @@ class KerasBackend:
 
     def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
         """The sum of each metric over this rank's samples."""
-        hvd.broadcast_variables(self._model.non_trainable_weights, root_rank=0)
+        with self.heartbeat.collective("broadcast of the statistics"):
+            hvd.broadcast_variables(self._model.non_trainable_weights, root_rank=0)
         sums: dict[str, Any] = {}
         for batch in self._eval_data.batches(indices):
+            # Again with each batch: an evaluation that goes on, however long it takes, doesn't hang.
+            self.heartbeat.doing("evaluation")
             if batch is not None:
                 for name, value in self._measure(batch).items():
                     sums[name] = sums.get(name, 0.0) + value
@@ -111,25 +168,60 @@ class KerasBackend:
 
     def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the ranks."""
-        total = hvd.allreduce(tf.constant(values, tf.float64), op=hvd.Sum, name="hvdtrain.sum")
-        return list(total.numpy().tolist())
+        with self.heartbeat.collective("sum over ranks"):
+            total = hvd.allreduce(tf.constant(values, tf.float64), op=hvd.Sum, name="hvdtrain.sum")
+            return list(total.numpy().tolist())
 
     def broadcast_object(self, value: T) -> T:
         """Rank 0's value."""
-        result: T = hvd.broadcast_object(value, root_rank=0, name="hvdtrain.object")
+        with self.heartbeat.collective("broadcast"):
+            result: T = hvd.broadcast_object(value, root_rank=0, name="hvdtrain.object")
         return result
 
-    def save(self, folder: Path) -> None:
-        """Writes `MODEL_FILE`, with the optimizer; it loads without Horovod."""
-        self._model.save(folder / MODEL_FILE)
+    def gather(self, value: T) -> list[T]:
+        """Each rank's value."""
+        with self.heartbeat.collective("gathering"):
+            values: list[T] = hvd.allgather_object(value, name="hvdtrain.gather")
+        return values
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """What is returned writes `MODEL_FILE`, with the optimizer; it loads without Horovod."""
+        assert self._saver is not None
+        write = self._saver.take()
+        return lambda folder: write(folder / MODEL_FILE)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `save` wrote."""
-        self._model.load_weights(folder / MODEL_FILE)
+        """Reads what `snapshot` wrote."""
+        try:
+            self._model.load_weights(folder / MODEL_FILE)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"the checkpoint doesn't fit the task's model and optimizer: {error}",
+                where=str(folder),
+                fix="start a new run, or make the model and the optimizer as they were",
+            ) from error
+
+    def digest(self) -> str:
+        """Of weights and optimizer. Generators' states aren't part of it: they differ by rank."""
+        found = hashlib.blake2b(digest_size=16)
+        for variable in [*self._model.weights, *self._optimizer.variables]:
+            found.update(np.ascontiguousarray(variable.numpy()).tobytes())
+        return found.hexdigest()
+
+    def random_state(self) -> dict[str, Any]:
+        """Of Python, numpy and the model's own generators; TensorFlow's `tf.random` doesn't tell its state."""
+        return random_state.capture() | {"keras": [state.numpy().tolist() for state in self._seed_states]}
+
+    def set_random_state(self, state: dict[str, Any]) -> None:
+        """Goes on with the streams of a `random_state`."""
+        random_state.restore(state)
+        for variable, value in zip(self._seed_states, state["keras"], strict=True):
+            variable.assign(value)
 
     def finish(self) -> None:
         """Waits for all ranks, then leaves Horovod."""
-        hvd.barrier()
+        with self.heartbeat.collective("end of the training"):
+            hvd.barrier()
         hvd.shutdown()
 
     def _compile_steps(self) -> None:

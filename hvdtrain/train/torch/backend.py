@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeVar
 
@@ -16,6 +17,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hvdtrain.errors import UsageError
+from hvdtrain.heartbeat import Heartbeat
+from hvdtrain.train import random_state
+from hvdtrain.train.membership import Membership, is_lost_rank
 from hvdtrain.train.sharding import Indices
 from hvdtrain.train.torch import files
 from hvdtrain.train.torch.task import Task
@@ -32,14 +36,41 @@ class TorchBackend:
     def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
         self._task = task
         self._compression = compression
-        hvd.init()
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
+        self.heartbeat = Heartbeat.connect()
+        self._membership = Membership(hvd, self.heartbeat)
+        self.elastic = self._membership.elastic
+        self._membership.join()
+        self._take_place()
         self.train_samples = 0
         self.eval_samples = 0
         self._device = _choose_device(hvd.local_rank())
-        self._share_cores(hvd.local_size())
+        self._share_cores(self._membership.local_size())
         self._clips = type(task).on_gradients is not Task.on_gradients
+
+    def _take_place(self) -> None:
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.hosts: int = self._membership.hosts()
+
+    @property
+    def resize_wanted(self) -> bool:
+        return self._membership.resize_wanted
+
+    def is_lost_rank(self, error: Exception) -> bool:
+        return self.elastic and is_lost_rank(error)
+
+    def rejoin(self) -> None:
+        self._membership.rejoin()
+        self._take_place()
+
+    def remember(self) -> None:
+        self._memory = tuple(files.to_host(part.state_dict()) for part in (self._model, self._optimizer))
+
+    def recall(self) -> None:
+        model, optimizer = self._memory
+        self._model.load_state_dict(model)
+        # The optimizer keeps what it is given.
+        self._optimizer.load_state_dict(copy.deepcopy(optimizer))
 
     def describe(self) -> str:
         if self._device.type == "cuda":
@@ -69,7 +100,8 @@ class TorchBackend:
         )
 
     def broadcast_state(self) -> None:
-        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        with self.heartbeat.collective("broadcast of the model"):
+            hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
         # Horovod's own broadcast_optimizer_state takes a step with zero gradients if there was none yet, and so counts
         # it and applies weight decay.
         state = self.broadcast_object(files.pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
@@ -92,12 +124,11 @@ class TorchBackend:
                 mean = mean.mean()
             (mean if weight == 1 else mean * weight).backward()
             loss = mean.detach()
-        if self._clips:
+        with self.heartbeat.collective("gradients"):
             self._optimizer.synchronize()
+        if self._clips:
             self._task.on_gradients(self._model)
-            with self._optimizer.skip_synchronize():
-                self._optimizer.step()
-        else:
+        with self._optimizer.skip_synchronize():
             self._optimizer.step()
         return loss
 
@@ -108,6 +139,8 @@ class TorchBackend:
         arrays = list(indices)
         with torch.no_grad():
             for numbers, batch in zip(arrays, self._batches(self._eval_data, arrays), strict=True):
+                # Again with each batch: an evaluation that goes on, however long it takes, doesn't hang.
+                self.heartbeat.doing("evaluation")
                 if batch is None:
                     continue
                 for name, value in self._task.metrics(self._model, batch).items():
@@ -117,23 +150,58 @@ class TorchBackend:
         return {name: float(total) for name, total in sums.items()}
 
     def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
-        total = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="hvdtrain.sum")
+        with self.heartbeat.collective("sum over ranks"):
+            total = hvd.allreduce(torch.tensor(values, dtype=torch.float64), op=hvd.Sum, name="hvdtrain.sum")
         return list(total.tolist())
 
     def broadcast_object(self, value: T) -> T:
-        result: T = hvd.broadcast_object(value, root_rank=0, name="hvdtrain.object")
+        with self.heartbeat.collective("broadcast"):
+            result: T = hvd.broadcast_object(value, root_rank=0, name="hvdtrain.object")
         return result
 
-    def save(self, folder: Path) -> None:
-        files.save(self._model.state_dict(), folder / MODEL_FILE)
-        files.save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
+    def gather(self, value: T) -> list[T]:
+        with self.heartbeat.collective("gathering"):
+            values: list[T] = hvd.allgather_object(value, name="hvdtrain.gather")
+        return values
+
+    def snapshot(self) -> Callable[[Path], None]:
+        model, optimizer = (files.to_host(part.state_dict()) for part in (self._model, self._optimizer))
+
+        def write(folder: Path) -> None:
+            files.save(model, folder / MODEL_FILE)
+            files.save(optimizer, folder / OPTIMIZER_FILE)
+
+        return write
 
     def restore(self, folder: Path) -> None:
-        self._model.load_state_dict(files.load(folder / MODEL_FILE))
-        self._optimizer.load_state_dict(files.load(folder / OPTIMIZER_FILE))
+        try:
+            self._model.load_state_dict(files.load(folder / MODEL_FILE))
+            self._optimizer.load_state_dict(files.load(folder / OPTIMIZER_FILE))
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UsageError(
+                f"the checkpoint doesn't fit the task's model and optimizer: {error}",
+                where=str(folder),
+                fix="start a new run, or make the model and the optimizer as they were",
+            ) from error
+
+    def digest(self) -> str:
+        return files.digest([self._model.state_dict(), self._optimizer.state_dict()])
+
+    def random_state(self) -> dict[str, Any]:
+        state = random_state.capture() | {"torch": _as_text(torch.get_rng_state())}
+        if self._device.type == "cuda":
+            state["cuda"] = _as_text(torch.cuda.get_rng_state(self._device))
+        return state
+
+    def set_random_state(self, state: dict[str, Any]) -> None:
+        random_state.restore(state)
+        torch.set_rng_state(_as_tensor(state["torch"]))
+        if self._device.type == "cuda" and "cuda" in state:
+            torch.cuda.set_rng_state(_as_tensor(state["cuda"]), self._device)
 
     def finish(self) -> None:
-        hvd.barrier()
+        with self.heartbeat.collective("end of the training"):
+            hvd.barrier()
         hvd.shutdown()
 
     def _batches(self, dataset: Any, indices: Iterable[Indices]) -> Iterator[Any]:
@@ -144,15 +212,18 @@ class TorchBackend:
             loaded: Iterable[Any] = (dataset[torch.from_numpy(array)] for array in filled)
         else:
             loaded = self._task.batches(dataset, [array.tolist() for array in filled])
-        batches = iter(loaded) if self._device.type == "cpu" else (_to(self._device, batch) for batch in loaded)
-        for array in arrays:
-            yield next(batches) if len(array) else None
+        # Made here and not with the first batch: PyTorch's DataLoader draws a random number for it.
+        batches = iter(loaded)
+        if self._device.type != "cpu":
+            batches = (_to(self._device, batch) for batch in batches)
+        return (next(batches) if len(array) else None for array in arrays)
 
     def _broadcast_buffers(self) -> None:
         """Each rank keeps running statistics of its own; rank 0's are the ones that are saved."""
         buffers = dict(self._model.named_buffers())
         if buffers:
-            hvd.broadcast_parameters(buffers, root_rank=0)
+            with self.heartbeat.collective("broadcast of the buffers"):
+                hvd.broadcast_parameters(buffers, root_rank=0)
 
     @staticmethod
     def _share_cores(local_size: int) -> None:
@@ -168,6 +239,14 @@ def _choose_device(local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _as_text(state: torch.Tensor) -> str:
+    return random_state.to_text(state.numpy().tobytes())
+
+
+def _as_tensor(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(random_state.to_bytes(text)), dtype=torch.uint8)
 
 
 def _length(dataset: Any, source: str) -> int:

@@ -1,0 +1,84 @@
+"""Which ranks train together: joining them, and doing so anew when one has left or wants to come (Horovod elastic)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from horovod.common.elastic import notification_manager
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdtrain import contract
+from hvdtrain.heartbeat import JOINING, Heartbeat
+
+# A rank may be lost while the others join. Each time costs Gloo's timeout (30 s) at most.
+_MOST_TRIES = 20
+_BETWEEN_TRIES_S = 0.5
+
+
+class Membership:
+    """This process's place among the ranks.
+
+    Args:
+        horovod: the framework's module of Horovod, which has ``init``, ``shutdown``, ``rank`` and ``size``.
+        heartbeat: is told while it waits.
+
+    Attributes:
+        elastic: whether ranks may come and go.
+    """
+
+    def __init__(self, horovod: Any, heartbeat: Heartbeat) -> None:
+        self._horovod = horovod
+        self._heartbeat = heartbeat
+        self._changed = threading.Event()
+        self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+
+    @property
+    def resize_wanted(self) -> bool:
+        """Whether horovodrun has told this rank that the hosts have changed: it tells rank 0 alone."""
+        return self._changed.is_set()
+
+    def join(self) -> None:
+        """Take part (all ranks). In an elastic job it is tried again where another rank was lost meanwhile."""
+        for attempt in range(1, _MOST_TRIES + 1):
+            try:
+                with self._heartbeat.collective(JOINING):
+                    self._horovod.init()
+                break
+            except (ValueError, RuntimeError) as error:
+                if not self.elastic or attempt == _MOST_TRIES:
+                    raise
+                sys.stderr.write(f"warning: the ranks didn't find each other, trying again: {error}\n")
+                self._horovod.shutdown()
+                time.sleep(_BETWEEN_TRIES_S)
+        if self.elastic:
+            # Both do nothing the second time.
+            notification_manager.init()
+            notification_manager.register_listener(self)
+
+    def rejoin(self) -> None:
+        """Leave, and take part with the ranks that are there now (all ranks): rank and size may have changed."""
+        self._horovod.shutdown()
+        # Whatever was told before is part of what comes now.
+        self._changed.clear()
+        self.join()
+
+    def local_size(self) -> int:
+        """Ranks on this host, as the launcher knows: for Horovod each rank of an elastic job is a host of its own."""
+        return int(os.environ.get(contract.LOCAL_SIZE) or self._horovod.local_size())
+
+    def hosts(self) -> int:
+        """Hosts that have a rank."""
+        return max(1, self._horovod.size() // self.local_size())
+
+    def on_hosts_updated(self, timestamp: int, result: Any) -> None:
+        """Called by Horovod, in a thread of its own."""
+        self._changed.set()
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether an error of a collective says that another rank has left."""
+    return isinstance(error, HorovodInternalError)
