@@ -1,6 +1,11 @@
 """``python -m hvdtrain``: the same as the console script."""
 
-from hvdtrain.cli.main import main
+import sys
+
+try:
+    from hvdtrain.cli.main import main
+except KeyboardInterrupt:
+    sys.exit(130)
 
 if __name__ == "__main__":
     main()

@@ -76,6 +76,7 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
         "hang_timeout_s": 600.0,
         "restarts": 0,
         "backoff_s": 5.0,
+        "elastic": None,
         "reasons": [
             "controller mpi: one host: MPI's shared memory is faster than Gloo",
             "2 processes, of 4 slots: 2 on node1",

@@ -108,3 +108,8 @@ def test_nothing_is_claimed_where_no_step_is_known() -> None:
     goodput.begin(0)
     goodput.end(10)
     assert goodput.fraction(10) is None
+
+
+def test_what_comes_from_outside_is_tried_again_at_the_same_step() -> None:
+    ends = [AttemptEnd(ExitStatus.LOST, 0, ""), AttemptEnd(ExitStatus.LOST, 0, "")]
+    assert decide(ends, maximum=3, backoff_s=1).wait_s == 2

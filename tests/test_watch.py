@@ -12,7 +12,7 @@ STALL = (
 
 
 def beat(time: float, step: int, activity: str = "", *, waited_s: float = 0.0) -> Beat:
-    return Beat(time, step, 100, 1, step * 64, waited_s, bool(activity), activity)
+    return Beat(time, step, 100, 2, 1, step * 64, waited_s, bool(activity), activity)
 
 
 def test_ranks_that_go_on_do_not_hang() -> None:
@@ -127,3 +127,45 @@ def test_ranks_that_do_not_tell_how_long_they_wait_are_not_called_slow() -> None
         watch.beat(0, beat(second, second), "S", second)
         watch.beat(1, beat(second, second), "S", second)
     assert [watch.lag(0), watch.lag(1)] == [None, None]
+
+
+def test_a_start_is_no_lag() -> None:
+    """Ranks start at different times, and their first beats tell of no step."""
+    watch = Watch(2, 600)
+    for second in range(1, 30):
+        watch.beat(0, beat(second, 2 * max(0, second - 5), waited_s=0.1 * second), "S", second)
+        if second > 4:
+            watch.beat(1, beat(second, 2 * max(0, second - 5), waited_s=0.1 * second), "S", second)
+        assert [watch.lag(0), watch.lag(1)] == [None, None]
+
+
+def test_data_that_take_long_to_make_are_no_hang() -> None:
+    watch = Watch(2, 5)
+    watch.beat(0, Beat(1, waiting=True, activity="broadcast"), "S", 1)
+    watch.beat(1, Beat(1, activity="building"), "S", 1)
+    assert watch.hang(1000) is None
+    watch.beat(1, Beat(1000, steps=100, activity="restoring"), "S", 1000)
+    assert watch.hang(1006) == Hang(1, "no progress for 5 s, after step 0, in 'restoring'")
+
+
+def test_a_rank_that_is_stopped_again_and_again_but_goes_on_does_not_hang() -> None:
+    watch = Watch(1, 5)
+    for second in range(30):
+        watch.beat(0, beat(second, second), "T", second)
+        assert watch.hang(second) is None
+
+
+def test_workers_come_and_go() -> None:
+    watch = Watch(2, 5)
+    for rank in range(2):
+        watch.beat(rank, beat(1, 7), "S", 1)
+    watch.leave(1)
+    watch.beat(0, beat(5, 9), "S", 5)
+    assert watch.hang(6) is None
+    assert watch.newest().step == 9
+    watch.join(1)
+    watch.beat(1, beat(6, 9), "S", 6)
+    assert watch.last(1).step == 9
+    watch.leave(0)
+    watch.leave(1)
+    assert watch.newest().step == 9

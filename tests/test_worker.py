@@ -112,7 +112,7 @@ def python(code: str) -> list[str]:
 
 def test_output_end_and_identity_arrive(start: Any) -> None:
     supervisor = start(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"))
-    assert supervisor.hello == {"rank": 3, "host": socket.gethostname(), "pid": supervisor.wrapper.pid}
+    assert supervisor.hello == {"rank": 3, "host": socket.gethostname(), "pid": supervisor.wrapper.pid, "alias": ""}
     out, err, end = supervisor.rest()
     assert (out, err) == (b"out\n", b"err\n")
     assert (end["code"], end["stopped"]) == (7, False)
@@ -311,7 +311,7 @@ def test_a_crash_in_c_code_leaves_a_stack(start: Any) -> None:
 
 def test_heartbeats_arrive_also_from_a_rank_that_hangs(start: Any) -> None:
     code = (
-        "import time; from hvdtrain.heartbeat import Heartbeat; h = Heartbeat.connect(); h.training(200)\n"
+        "import time; from hvdtrain.heartbeat import Heartbeat; h = Heartbeat.connect(); h.training(200, 2)\n"
         "h.step(7, 2, 448)\nwith h.collective('gradients'): print('in'); time.sleep(1000)"
     )
     supervisor = start(python(code))

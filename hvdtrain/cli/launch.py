@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.cli import options
 from hvdtrain.hosts.resolve import default_slots, resolve_hosts
 from hvdtrain.plan.plan import make_plan
 from hvdtrain.plan.render import render
@@ -21,19 +22,17 @@ from hvdtrain.supervise.run_directory import RunDirectory
     "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key of the spec: --set options.lr=0.1"
 )
 @click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8")
-@click.option("--hostfile", type=click.Path(path_type=Path), help="Hostfile in place of the spec's hosts.")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    callback=options.expanded,
+    help="Hostfile in place of the spec's hosts.",
+)
 @click.option("--include", metavar="HOSTS", multiple=True, help="Use only these hosts.")
 @click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
 @click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("runs"),
-    envvar="HVDTRAIN_RUNS",
-    show_default=True,
-    show_envvar=True,
-    help="Folder of the run directories.",
-)
+@options.new_runs
+@options.detach
 @click.option("--dry-run", is_flag=True, help="Show the plan and the exact command, and start nothing.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of --dry-run."
@@ -47,16 +46,19 @@ def command(
     exclude: tuple[str, ...],
     processes: int | None,
     runs: Path,
+    detach: bool,
     dry_run: bool,
     output_format: str,
 ) -> int:
     """Run the training job that JOB, a YAML file, describes.
 
-    Exit status: 0 done, 2 spec or hostfile, 3 can't start, 4 training failed, 5 processes lost,
-    130/143 stopped by SIGINT/SIGTERM.
+    Exit status: 0 done, 2 spec or hostfile, 3 can't start, 4 training failed, 5 processes lost, 6 hung,
+    130/143 stopped by SIGINT/SIGTERM. With --detach 0 says that it has begun.
     """
     if output_format == "json" and not dry_run:
         raise click.UsageError("--format json shows a plan: it goes with --dry-run")
+    if detach and dry_run:
+        raise click.UsageError("--dry-run starts nothing that could be detached")
     if processes is not None:
         overrides = (*overrides, f"processes={processes}")
     spec = load_spec(job, overrides)
@@ -68,10 +70,19 @@ def command(
         exclude=exclude,
         default_slots=default_slots(),
     )
-    plan = make_plan(spec, where, gather_facts(), RunDirectory.choose(runs, spec.name).path)
+    watched = None if hosts else hostfile or spec.hosts.file
+    plan = make_plan(spec, where, gather_facts(), RunDirectory.choose(runs, spec.name).path, watched)
     if dry_run:
         click.echo(render(plan) if output_format == "text" else json.dumps(plan.to_json(), indent=2))
         return 0
+
+    if detach:
+        from hvdtrain.supervise.detach import launch_detached
+
+        status = launch_detached(spec, plan)
+        if status == 0:
+            options.show_detached(Path(plan.run_directory))
+        return status
 
     from hvdtrain.supervise.launch import launch
 

@@ -49,8 +49,12 @@ def resolve_hosts(
 
 def default_slots() -> int:
     """Slots of this machine: one for each NVIDIA GPU, or for each core that this process may use."""
+    return nvidia_gpus() or len(os.sched_getaffinity(0))
+
+
+def nvidia_gpus() -> int:
+    """How many NVIDIA GPUs this machine has."""
     try:
-        gpus = len(list(_NVIDIA_GPUS.iterdir()))
+        return len(list(_NVIDIA_GPUS.iterdir()))
     except OSError:
-        gpus = 0
-    return gpus or len(os.sched_getaffinity(0))
+        return 0

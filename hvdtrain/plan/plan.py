@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import contract
+from hvdtrain.errors import UsageError
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import check_secrets, worker_environment
@@ -17,6 +18,30 @@ from hvdtrain.plan.placement import Placement, place, workers_per_host
 from hvdtrain.spec.models import HorovodSettings, JobSpec
 
 _TASK_RESTARTS = 3
+_NO_LIMIT = 100_000
+
+
+@dataclass(frozen=True)
+class ElasticPlan:
+    """How a job goes on with fewer workers, or more.
+
+    Attributes:
+        minimum: workers that it needs.
+        maximum: workers that it takes.
+        slots: of this machine, at the start.
+        hostfile: which is read again when it changes; None: nobody changes the hosts.
+        discovery: program and arguments that print the hosts of the moment, in the hostfile's place.
+        cooldown_s: seconds before a failed slot gets a worker again.
+        timeout_s: seconds that the job waits for ``minimum`` workers.
+    """
+
+    minimum: int
+    maximum: int
+    slots: int
+    hostfile: str | None
+    discovery: tuple[str, ...] | None
+    cooldown_s: float
+    timeout_s: int
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,7 @@ class LaunchPlan:
         hang_timeout_s: for how long a rank may show no progress, in seconds; None: for ever.
         restarts: how often the job may begin again.
         backoff_s: seconds before the first restart; doubles with each.
+        elastic: None for a job whose workers stay the same.
         reasons: what was decided and why, one sentence each.
     """
 
@@ -51,6 +77,7 @@ class LaunchPlan:
     hang_timeout_s: float | None
     restarts: int
     backoff_s: float
+    elastic: ElasticPlan | None
     reasons: tuple[str, ...]
 
     @property
@@ -68,6 +95,9 @@ class LaunchPlan:
         values: dict[str, Any] = {field.name: data[field.name] for field in fields(cls)}
         values["placements"] = [Placement(**placement) for placement in values["placements"]]
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        if elastic := values["elastic"]:
+            discovery = elastic["discovery"]
+            values["elastic"] = ElasticPlan(**{**elastic, "discovery": tuple(discovery) if discovery else None})
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -75,19 +105,31 @@ class LaunchPlan:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
-def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory: Path) -> LaunchPlan:
+def make_plan(
+    spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory: Path, hostfile: Path | None = None
+) -> LaunchPlan:
     """From spec, hosts and facts to the launch. Pure: the same input gives the same plan.
+
+    ``hostfile`` is where the hosts come from, if from a file: an elastic job reads it again when it changes.
 
     Raises:
         UsageError: more processes than slots, or a variable that isn't there.
         StartError: the wanted controller can't be used.
     """
-    processes = spec.processes or sum(host.slots for host in hosts)
+    slots = sum(host.slots for host in hosts)
+    elastic = _elastic(spec, slots, hostfile)
+    processes = spec.processes or (min(slots, elastic.maximum) if elastic else slots)
     counts = workers_per_host(hosts, processes, oversubscribe=spec.oversubscribe)
     used = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
     placements = place([host for host, _ in used], [count for _, count in used])
-    controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts)
+    if elastic:
+        controller, why = choose_controller("gloo", hosts=len(used), facts=facts)[0], "the job is elastic"
+    else:
+        controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts)
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
+    if elastic:
+        limit = "or more" if elastic.maximum == _NO_LIMIT else f"to {elastic.maximum}"
+        reasons.append(f"elastic: goes on with {elastic.minimum} {limit} workers")
 
     check_secrets(facts.environment, spec.env.secrets)
     environment = worker_environment(
@@ -99,7 +141,7 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
     )
     environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
     if spec.task is not None:
-        environment |= _task_environment(spec, spec.task)
+        environment |= _task_environment(spec, spec.task, processes)
     if controller == "mpi" and len(used) == 1:
         # Without ssh on PATH mpirun fails even where it needs none.
         environment.setdefault("OMPI_MCA_plm", "isolated")
@@ -115,7 +157,7 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
     argv = (
         facts.horovodrun,
         "-np", str(processes),
-        "-H", ",".join(f"{host.name}:{count}" for host, count in used),
+        *(_elastic_arguments(elastic, run_directory) if elastic else _host_arguments(used)),
         f"--{controller}",
         # Its cache of host and network checks lives for an hour and hides a host that has died since.
         "--disable-cache",
@@ -135,8 +177,46 @@ def make_plan(spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory:
         hang_timeout_s=spec.hang_timeout_s,
         restarts=_restarts(spec),
         backoff_s=spec.restarts.backoff_s,
+        elastic=elastic,
         reasons=tuple(reasons),
     )
+
+
+def _elastic(spec: JobSpec, slots: int, hostfile: Path | None) -> ElasticPlan | None:
+    """The job's limits. Raises UsageError where there are too few slots to begin."""
+    wanted = spec.elastic
+    if wanted.min is None:
+        return None
+    if slots < wanted.min:
+        raise UsageError(
+            f"elastic.min is {wanted.min}, and the hosts have {slots} {'slot' if slots == 1 else 'slots'}",
+            fix="add hosts or slots, or lower elastic.min",
+        )
+    return ElasticPlan(
+        minimum=wanted.min,
+        # Horovod wants a number: without a limit of its own the job takes what the hosts will ever have.
+        maximum=wanted.max or _NO_LIMIT,
+        slots=slots,
+        hostfile=str(hostfile) if hostfile and not wanted.discovery else None,
+        discovery=wanted.discovery,
+        cooldown_s=wanted.cooldown_s,
+        timeout_s=wanted.timeout_s,
+    )
+
+
+def _host_arguments(used: Sequence[tuple[Host, int]]) -> tuple[str, ...]:
+    return ("-H", ",".join(f"{host.name}:{count}" for host, count in used))
+
+
+def _elastic_arguments(elastic: ElasticPlan, run_directory: Path) -> tuple[str, ...]:
+    """The supervisor keeps the list of hosts, and horovodrun asks for it each second."""
+    return (
+        "--min-np", str(elastic.minimum),
+        "--max-np", str(elastic.maximum),
+        "--host-discovery-script", str(run_directory / contract.DISCOVERY_SCRIPT),
+        "--elastic-timeout", str(elastic.timeout_s),
+        "--network-interfaces", "lo",
+    )  # fmt: skip
 
 
 def _placement_reason(spec: JobSpec, hosts: Sequence[Host], used: Sequence[tuple[Host, int]], processes: int) -> str:
@@ -155,8 +235,10 @@ def _restarts(spec: JobSpec) -> int:
     return _TASK_RESTARTS if spec.task is not None else 0
 
 
-def _task_environment(spec: JobSpec, task: str) -> dict[str, str]:
-    settings = {"checkpoint": spec.checkpoint.model_dump(), "compression": spec.horovod.compression}
+def _task_environment(spec: JobSpec, task: str, processes: int) -> dict[str, str]:
+    settings: dict[str, Any] = {"checkpoint": spec.checkpoint.model_dump(), "compression": spec.horovod.compression}
+    if spec.elastic.min is not None:
+        settings["elastic"] = {"batch": spec.elastic.batch, "workers": processes}
     return {
         contract.TASK: task,
         contract.OPTIONS: json.dumps(spec.options, sort_keys=True),

@@ -18,6 +18,8 @@ def render(plan: LaunchPlan) -> str:
     lines.append(f"# run directory: {quote(plan.run_directory)}")
     if plan.secrets:
         lines.append(f"# without the secrets, which only the launch itself hands over: {', '.join(plan.secrets)}")
+    if plan.elastic:
+        lines.append("# an elastic job: the launch writes the files that this names, so it can't be pasted")
     return "\n".join([*lines, shell_command(plan)])
 
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack, suppress
 from typing import IO
 
 from hvdtrain import contract, frames, processes
-from hvdtrain.errors import StartError
+from hvdtrain.errors import ExitStatus, StartError
+from hvdtrain.heartbeat import STOPPED
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.events import EventLoop
@@ -147,16 +148,29 @@ class Attempt:
 
     def _on_hello(self, worker: channel.Worker, payload: bytes) -> None:
         worker.introduce(payload)
-        assert worker.rank is not None
-        if not 0 <= worker.rank < self._size or worker.rank in self._workers:
-            raise ValueError("a rank that can't be")
+        worker.rank = self._number(worker)
         self._workers[worker.rank] = worker
         self._logs[worker.rank] = self._open_log(contract.rank_log(worker.rank))
         if self._ending:
             worker.stop(signal.SIGKILL, GRACE_S)
         else:
-            worker.start(self._environment)
+            worker.start(self._worker_environment(worker))
         self._recorder.rank_started(worker.rank, worker.host, worker.pid)
+
+    def _number(self, worker: channel.Worker) -> int:
+        """The number by which a worker that has introduced itself is known: its rank.
+
+        Raises:
+            ValueError: it can't be one of this attempt's.
+        """
+        assert worker.rank is not None
+        if not 0 <= worker.rank < self._size or worker.rank in self._workers:
+            raise ValueError("a rank that can't be")
+        return worker.rank
+
+    def _worker_environment(self, worker: channel.Worker) -> dict[str, str]:
+        """Its command's variables, beside those that horovodrun sets."""
+        return self._environment
 
     def _line(self, worker: channel.Worker, line: str, *, error: bool) -> None:
         assert worker.rank is not None
@@ -178,15 +192,18 @@ class Attempt:
             self._on_end(worker, None)
 
     def _on_end(self, worker: channel.Worker, end: channel.End | None) -> None:
-        """A rank has ended. If it's the first to fail, the run comes to its end."""
+        """A rank has ended, well or not."""
         assert worker.rank is not None
         worker.ended = True
         self._flush(worker)
         rank_end = RankEnd(worker.rank, worker.host, end, worker.ending, tuple(worker.last_lines))
         self._recorder.rank_ended(rank_end)
-        if end is not None and end.code == 0:
-            return
-        self._failures.append(rank_end)
+        if end is None or end.code != 0:
+            self._on_failure(worker, rank_end)
+
+    def _on_failure(self, worker: channel.Worker, end: RankEnd) -> None:
+        """A rank has failed."""
+        self._failures.append(end)
         if not self._ending:
             self._end_after(LAST_WORDS_S)
 
@@ -204,13 +221,18 @@ class Attempt:
 
     def _tick(self) -> None:
         if not self._ending:
-            self._hang = self.watch.hang(time.monotonic())
-            if self._hang:
-                self._recorder.hang(self._hang)
+            hang = self.watch.hang(time.monotonic())
+            if hang:
+                self._recorder.hang(hang)
                 for worker in self._workers.values():
                     worker.dump()
-                self._end_after(STACKS_S)
+                self._on_hang(hang)
         self._recorder.tick(self.watch)
+
+    def _on_hang(self, hang: Hang) -> None:
+        """The job hangs, and its ranks were asked for their stacks."""
+        self._hang = hang
+        self._end_after(STACKS_S)
 
     # --- horovodrun --------------------------------------------------------------------------------------------
 
@@ -220,7 +242,7 @@ class Attempt:
             launcher = subprocess.Popen(
                 self._plan.argv,
                 cwd=self._plan.directory,
-                env=environment | {contract.CHANNEL: channel_name},
+                env=self._launcher_environment(environment) | {contract.CHANNEL: channel_name},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -241,6 +263,10 @@ class Attempt:
         assembler = LineAssembler()
         self._loop.on_readable(output, lambda: self._launcher_output(output, assembler, log))
         return launcher
+
+    def _launcher_environment(self, environment: dict[str, str]) -> dict[str, str]:
+        """Horovodrun's own variables; the workers get theirs over the channel."""
+        return environment
 
     def _launcher_output(self, output: IO[bytes], assembler: LineAssembler, log: LogFile) -> None:
         data = output.read()
@@ -264,6 +290,8 @@ class Attempt:
 
     def _finish(self) -> None:
         """Horovodrun has ended: so must the workers, and what they still have to say is read."""
+        assert self._launcher is not None
+        self._recorder.launcher_ended(self._launcher.returncode)
         self._loop.drain()
         self._launcher_ended_first = all(failure.was_told_to_end for failure in self._failures)
         self._ending = True
@@ -278,6 +306,10 @@ class Attempt:
         self._files.callback(log.close)
         return log
 
+    def _missing(self) -> tuple[int, ...]:
+        """Ranks that never started."""
+        return tuple(sorted(set(range(self._size)) - set(self._workers)))
+
     def _outcome(self) -> Outcome:
         assert self._launcher is not None or self._signals
         outcome = outcome_of(
@@ -287,11 +319,13 @@ class Attempt:
                 failures=tuple(self._failures),
                 launcher_lines=tuple(self._launcher_lines),
                 launcher_code=self._launcher.returncode if self._launcher else 0,
-                missing=tuple(sorted(set(range(self._size)) - set(self._workers))),
+                missing=self._missing(),
                 size=self._size,
                 start_timeout_s=START_TIMEOUT_S if self._start_timed_out else None,
                 launcher_ended_first=self._launcher_ended_first,
             )
         )
+        if outcome.status is ExitStatus.DONE and self.watch.newest().activity == STOPPED:
+            return Outcome(ExitStatus.TERMINATED, "stopped: a rank was asked to end, and the others with it")
         ranks = {rank: tuple(worker.last_lines) for rank, worker in self._workers.items()}
         return explained(outcome, ranks, tuple(self._launcher_lines))

@@ -59,6 +59,8 @@ class Worker:
     rank: int | None = None
     host: str = ""
     pid: int = 0
+    # The host that it is for Horovod.
+    alias: str = ""
     # Somebody else than the supervisor has told it to end.
     ending: bool = False
     ended: bool = False
@@ -82,9 +84,10 @@ class Worker:
         yield from self.reader.feed(data)
 
     def introduce(self, payload: bytes) -> None:
-        """Take rank, host and pid from its HELLO."""
+        """Take rank, host, pid and alias from its HELLO."""
         message = json.loads(payload)
         self.rank, self.host, self.pid = int(message["rank"]), str(message["host"]), int(message["pid"])
+        self.alias = str(message["alias"])
 
     def start(self, environment: dict[str, str]) -> None:
         """Let its command begin."""

@@ -11,6 +11,11 @@ import click
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
+def rank_prefix(rank: int, width: int) -> str:
+    """How a rank's lines begin. ``width``: digits of the highest rank."""
+    return click.style(f"[{rank:>{width}}]", fg=_COLOURS[rank % len(_COLOURS)])
+
+
 class Console:
     """Writes ranks' lines to the stream that they came from, and the launcher's own messages to standard error."""
 
@@ -20,8 +25,7 @@ class Console:
 
     def rank_line(self, rank: int, line: str, *, error: bool) -> None:
         """One whole line of a rank."""
-        prefix = click.style(f"[{rank:>{self._width}}]", fg=_COLOURS[rank % len(_COLOURS)])
-        self._write(sys.stderr if error else sys.stdout, f"{prefix} {line}")
+        self._write(sys.stderr if error else sys.stdout, f"{rank_prefix(rank, self._width)} {line}")
 
     def message(self, text: str) -> None:
         """Something that the launcher itself has to say."""

@@ -16,6 +16,7 @@ from hvdtrain.spec.loader import load_spec, resolved_yaml
 from hvdtrain.spec.models import JobSpec
 from hvdtrain.supervise.attempt import SIGNALS, Attempt
 from hvdtrain.supervise.console import Console
+from hvdtrain.supervise.elastic import ElasticAttempt
 from hvdtrain.supervise.events import EventLoop
 from hvdtrain.supervise.outcome import Outcome, stopped_by
 from hvdtrain.supervise.preflight import check_before_start
@@ -52,6 +53,12 @@ def resume(run_directory: Path) -> int:
             where=str(run_directory / contract.PLAN_FILE),
             fix="launch the job again from its spec",
         ) from error
+    if not (Path(plan.run_directory).exists() and run_directory.samefile(plan.run_directory)):
+        raise UsageError(
+            f"the run was moved: its workers would write to {plan.run_directory}",
+            where=str(run_directory),
+            fix="move it back, or launch the job again from its spec",
+        )
     check_secrets(os.environ, plan.secrets)
     with processes.signals_as_events(SIGNALS) as signals:
         check_before_start(load_spec(run_directory / contract.JOB_FILE), plan)
@@ -66,7 +73,8 @@ def _run(plan: LaunchPlan, directory: RunDirectory, signals: socket.socket) -> i
     number = directory.attempts
     while True:
         recorder.begin(number)
-        attempt = Attempt(plan, number, recorder, signals, spare)
+        start = ElasticAttempt if plan.elastic else Attempt
+        attempt = start(plan, number, recorder, signals, spare)
         try:
             outcome = attempt.run()
         except HvdtrainError as error:

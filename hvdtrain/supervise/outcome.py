@@ -92,7 +92,9 @@ class Failure:
 
     @property
     def same(self) -> str:
-        """Equal for two failures that are the same one over again."""
+        """Equal for two failures that are the same one over again; empty for one that comes from outside."""
+        if self.kind == "lost_host" or (self.signal == "SIGKILL" and self.kind == "signal"):
+            return ""
         return f"{self.kind} {self.exception} {self.exit_code} {self.signal}"
 
 

@@ -56,6 +56,8 @@ class Recorder:
         self._goodput = Goodput()
         self._speed: deque[tuple[float, int, int]] = deque()
         self._stragglers: set[int] = set()
+        # Ranks that train together, as they say themselves.
+        self._size = 0
         self._told_of_disk = False
         self._plan = plan
 
@@ -66,6 +68,7 @@ class Recorder:
         self._attempt = attempt
         self._stragglers.clear()
         self._speed.clear()
+        self._size = 0
         self._goodput.begin(time.monotonic())
         with self._guard():
             self._directory.logs(attempt).mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ class Recorder:
                 text = json.dumps(fingerprint(self._plan), indent=2)
                 (self._directory.path / contract.ENVIRONMENT_FILE).write_text(text + "\n")
         reasons = "; ".join(self._plan.reasons)
-        self._console.message(f"{self._plan.name}: {reasons}" if attempt == 0 else f"attempt {attempt + 1}")
+        self._console.message(f"{self._plan.name}: {reasons}" if attempt == 0 else f"attempt {attempt}")
         self._event("attempt_started", controller=self._plan.controller, processes=len(self._plan.placements))
         ranks = tuple(RankStatus(place.rank, place.host) for place in self._plan.placements)
         self._set(state="starting", attempt=attempt, ranks=ranks, exit_status=None, summary="", ended=None)
@@ -121,7 +124,11 @@ class Recorder:
     def rank_started(self, rank: int, host: str, pid: int) -> None:
         """A rank's wrapper has come; its command starts."""
         self._event("rank_started", rank=rank, host=host, pid=pid)
-        self._set_rank(rank, host=host, pid=pid, state="running")
+        if all(known.rank != rank for known in self._status.ranks):
+            # An elastic job grows.
+            ranks = sorted((*self._status.ranks, RankStatus(rank, host)), key=lambda known: known.rank)
+            self._set(ranks=tuple(ranks))
+        self._set_rank(rank, host=host, pid=pid, state="running", exit_code=None)
         if all(known.state != "starting" for known in self._status.ranks):
             self._set(state="running")
 
@@ -136,6 +143,21 @@ class Recorder:
         state = "lost" if code is None else "ended" if code == 0 else "failed"
         self._set_rank(end.rank, state=state, exit_code=code)
 
+    def launcher_ended(self, code: int) -> None:
+        """Horovodrun has ended."""
+        self._event("launcher_ended", exit_code=code)
+
+    def worker_lost(self, end: RankEnd, how: str, left: int, again_s: float | None) -> None:
+        """An elastic job has lost a worker and goes on. ``again_s``: until its slot is offered again, in seconds."""
+        again = f"; its slot is free again in {again_s:g} s" if again_s is not None else ""
+        self._console.message(f"{how}; going on with {left} {'worker' if left == 1 else 'workers'}{again}")
+        self._event("worker_lost", rank=end.rank, host=end.host, summary=how, left=left, again_s=again_s)
+
+    def news(self, kind: str, text: str, **fields: object) -> None:
+        """Something else that happened to the job."""
+        self._console.message(text)
+        self._event(kind, text=text, **fields)
+
     def stopping(self, number: signal.Signals) -> None:
         """The user wants the end."""
         self._console.message(f"{number.name}: stopping the job (once more to kill it)")
@@ -143,7 +165,8 @@ class Recorder:
 
     def hang(self, hang: Hang) -> None:
         """The job doesn't go on; its ranks are asked where they are."""
-        who = "the job" if hang.rank is None else f"rank {hang.rank} on {self._status.ranks[hang.rank].host}"
+        hosts = {known.rank: known.host for known in self._status.ranks}
+        who = "the job" if hang.rank is None else f"rank {hang.rank} on {hosts[hang.rank]}"
         self._console.message(f"{who} hangs: {hang.reason}; asking the ranks for their stacks")
         self._event("hang", rank=hang.rank, reason=hang.reason)
         if hang.rank is not None:
@@ -153,12 +176,18 @@ class Recorder:
         """Once a second: what all ranks are doing."""
         now = time.monotonic()
         newest = watch.newest()
+        if newest.size and newest.size != self._size:
+            if self._size:
+                self._event("resized", size=newest.size, before=self._size, step=newest.step)
+            self._size = newest.size
         self._goodput.step(now, newest.step)
         self._measure(now, newest.samples, newest.step)
         ranks = []
         for known in self._status.ranks:
             beat, lag = watch.last(known.rank), watch.lag(known.rank)
-            if lag is not None and known.rank not in self._stragglers:
+            if lag is None:
+                self._stragglers.discard(known.rank)
+            elif known.rank not in self._stragglers:
                 self._stragglers.add(known.rank)
                 self._console.message(
                     f"rank {known.rank} on {known.host} is slow: {lag:.2f} s a step behind the others"

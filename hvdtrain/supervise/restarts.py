@@ -19,7 +19,8 @@ class AttemptEnd:
     Attributes:
         status: as `hvdtrain launch` would end with.
         step: steps that were done by then, since the job's first start; 0 where none was or nobody tells.
-        failure: what failed, in words that are the same when the same happens again.
+        failure: what failed, in words that are the same when the same happens again; empty for what comes from outside,
+            as a SIGKILL does.
     """
 
     status: ExitStatus
@@ -47,7 +48,7 @@ def decide(ends: Sequence[AttemptEnd], *, maximum: int, backoff_s: float) -> Dec
         return Decision(None, "")
     if len(ends) > maximum:
         return Decision(None, f"not started again: restarts.max is {maximum}")
-    if len(ends) > 1 and last.step <= ends[-2].step and last.failure == ends[-2].failure:
+    if len(ends) > 1 and last.failure and last.step <= ends[-2].step and last.failure == ends[-2].failure:
         where = f"at step {last.step}" if last.step else "before its first step"
         return Decision(None, f"not started again: it failed {where} twice, in the same way")
     wait_s = min(backoff_s * 2 ** (len(ends) - 1), max(backoff_s, MAX_BACKOFF_S))

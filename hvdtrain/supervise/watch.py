@@ -36,8 +36,7 @@ class _Rank:
     state: str = ""
     changed_at: float = 0.0
     stopped_at: float | None = None
-    # The window over which its speed is measured: when it began, and the beat then.
-    window: tuple[float, Beat] | None = None
+    # Seconds of its own in each step, over the last window.
     busy_s: float | None = None
 
 
@@ -50,23 +49,38 @@ class Watch:
     """
 
     def __init__(self, size: int, hang_timeout_s: float | None) -> None:
-        self._ranks = [_Rank() for _ in range(size)]
+        self._ranks = {rank: _Rank() for rank in range(size)}
+        self._last = Beat()
+        # The window over which the ranks' speed is measured, the same for all: when it began, and the beats then.
+        self._window: tuple[float, dict[int, Beat]] | None = None
         self._timeout_s = hang_timeout_s
         self._stalled_since: float | None = None
         self._stall_at = 0.0
         self._missing: dict[int, str] = {}
 
+    def join(self, rank: int) -> None:
+        """A new worker has this number from now on."""
+        self._ranks[rank] = _Rank()
+
+    def leave(self, rank: int) -> None:
+        """The worker of this number has ended, and the others go on without it."""
+        self._last = self.newest()
+        self._ranks.pop(rank, None)
+        self._stalled_since = None
+
     def beat(self, rank: int, beat: Beat, state: str, now: float) -> None:
         """A worker has told what its rank is doing and in which state its command is."""
-        known = self._ranks[rank]
+        known = self._ranks.get(rank)
+        if known is None:
+            return
         if beat.time != known.beat.time:
             known.changed_at = now
-        known.beat, known.state = beat, state
-        if state != "T":
+        if state != "T" or beat.time != known.beat.time:
             known.stopped_at = None
         elif known.stopped_at is None:
             known.stopped_at = now
-        self._measure(known, now)
+        known.beat, known.state = beat, state
+        self._measure(now)
 
     def line(self, line: str, now: float) -> None:
         """A line of a rank's output: Horovod's coordinator writes there who doesn't join a collective."""
@@ -83,11 +97,14 @@ class Watch:
         """The hang that has lasted for the timeout, if there is one."""
         if self._timeout_s is None:
             return None
-        for number, rank in enumerate(self._ranks):
+        for number, rank in self._ranks.items():
             if rank.stopped_at is not None and now - rank.stopped_at >= self._timeout_s:
                 return Hang(number, f"its process is stopped (state T){_place(rank.beat)}")
-        silent = [rank for rank in self._ranks if rank.beat.time and now - rank.changed_at >= self._timeout_s]
-        if silent:
+        beats = [rank.beat for rank in self._ranks.values()]
+        # How long data and model may take to be made is for the task to know.
+        building = any(beat.time and not beat.steps and not beat.waiting for beat in beats)
+        silent = [rank for rank in self._ranks.values() if rank.beat.time and now - rank.changed_at >= self._timeout_s]
+        if silent and not building:
             return self._blame(now)
         if self._stalled_since is not None and self._stall_at - self._stalled_since >= self._timeout_s:
             return self._blame_missing()
@@ -95,8 +112,8 @@ class Watch:
 
     def lag(self, rank: int) -> float | None:
         """By how many seconds this rank's own part of a step is longer than the median rank's; None: as the others'."""
-        busy = [known.busy_s for known in self._ranks if known.busy_s is not None]
-        mine = self._ranks[rank].busy_s
+        busy = [known.busy_s for known in self._ranks.values() if known.busy_s is not None]
+        mine = self._ranks[rank].busy_s if rank in self._ranks else None
         if mine is None or len(busy) < 2:
             return None
         others = statistics.median_low(busy)
@@ -104,30 +121,33 @@ class Watch:
 
     def last(self, rank: int) -> Beat:
         """The newest beat of a rank."""
-        return self._ranks[rank].beat
+        return self._ranks[rank].beat if rank in self._ranks else Beat()
 
     def newest(self) -> Beat:
         """The beat of the rank that is furthest; ranks of one job differ by a step at most."""
-        return max((rank.beat for rank in self._ranks), key=lambda beat: (beat.step, beat.time))
+        beats = [rank.beat for rank in self._ranks.values()]
+        return max(beats, key=lambda beat: (beat.step, beat.time), default=self._last)
 
-    def _measure(self, rank: _Rank, now: float) -> None:
-        """Seconds per step that the rank spends on its own, over the last window."""
-        if rank.window is None or rank.beat.step < rank.window[1].step:
-            rank.window = (now, rank.beat)
-            return
-        begun, before = rank.window
-        steps = rank.beat.step - before.step
-        if steps and now - begun >= _SLOW_WINDOW_S:
-            waited = rank.beat.waited_s - before.waited_s
-            if waited > 0:
-                rank.busy_s = (rank.beat.time - before.time - waited) / steps
-            rank.window = (now, rank.beat)
+    def _measure(self, now: float) -> None:
+        """Seconds per step that each rank spends on its own, over the last window."""
+        beats = {number: rank.beat for number, rank in self._ranks.items()}
+        begun, before = self._window or (0.0, {})
+        # From the first step on, and anew where ranks come and go or fall back.
+        going = beats.keys() == before.keys() and all(beat.step >= before[rank].step for rank, beat in beats.items())
+        if not going:
+            self._window = (now, beats) if all(beat.step for beat in beats.values()) else None
+        elif now - begun >= _SLOW_WINDOW_S and all(beat.step > before[rank].step for rank, beat in beats.items()):
+            for number, beat in beats.items():
+                waited = beat.waited_s - before[number].waited_s
+                own = beat.time - before[number].time - waited
+                self._ranks[number].busy_s = own / (beat.step - before[number].step) if waited > 0 else None
+            self._window = (now, beats)
 
     def _blame(self, now: float) -> Hang:
         """The rank that the others wait for: one that isn't in a collective itself."""
         late = [
             (rank.beat.step, number)
-            for number, rank in enumerate(self._ranks)
+            for number, rank in self._ranks.items()
             if not rank.beat.waiting and (not rank.beat.time or now - rank.changed_at >= (self._timeout_s or 0))
         ]
         if late:
@@ -135,7 +155,7 @@ class Watch:
             return Hang(number, f"no progress for {self._timeout_s:g} s{_place(self._ranks[number].beat)}")
         if self._missing:
             return self._blame_missing()
-        activity = self._ranks[0].beat.activity
+        activity = self.newest().activity
         return Hang(None, f"no progress for {self._timeout_s:g} s, all ranks wait in '{activity}'")
 
     def _blame_missing(self) -> Hang:

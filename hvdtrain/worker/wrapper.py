@@ -67,7 +67,12 @@ class Wrapper:
             # Any user could take the name of a supervisor that has ended.
             if processes.peer_user(channel) != os.getuid():
                 raise frames.ChannelError("it belongs to another user")
-            hello = {"rank": contract.rank_of(os.environ), "host": socket.gethostname(), "pid": os.getpid()}
+            hello = {
+                "rank": contract.rank_of(os.environ),
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "alias": os.environ.get("HOROVOD_HOSTNAME", ""),
+            }
             channel.sendall(frames.pack_json(frames.HELLO, hello))
             kind, start = frames.receive(channel)
         except (OSError, frames.ChannelError) as error:

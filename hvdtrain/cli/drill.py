@@ -1,0 +1,217 @@
+"""``hvdtrain drill``: how a job copes with faults."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hvdtrain.cli import options
+from hvdtrain.drill.faults import BETWEEN_HOSTS, FAULTS
+from hvdtrain.drill.models import Limits
+from hvdtrain.errors import CheckFailedError
+
+if TYPE_CHECKING:
+    from hvdtrain.drill.models import Report, Result, Subject
+    from hvdtrain.spec.models import JobSpec
+
+_NAMES = (*FAULTS, *BETWEEN_HOSTS)
+# The longest hang_timeout_s that is kept while a rank is stopped.
+_HANG_TIMEOUT_S = 15.0
+
+
+def _limits(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    """From ``SECONDS`` and ``FAULT=SECONDS`` to seconds by fault, with the empty name for all others."""
+    limits = {}
+    for value in values:
+        fault, _, seconds = value.rpartition("=")
+        if fault and fault not in _NAMES:
+            raise click.BadParameter(f"there is no fault '{fault}'; there are {', '.join(_NAMES)}", context, parameter)
+        try:
+            limits[fault] = float(seconds)
+        except ValueError:
+            limits[fault] = -1.0
+        if not limits[fault] >= 0:
+            raise click.BadParameter(f"'{seconds}' isn't a number of seconds", context, parameter)
+    return limits
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key of the spec.")
+@click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8")
+@click.option(
+    "--hostfile",
+    type=click.Path(path_type=Path),
+    callback=options.expanded,
+    help="Hostfile in place of the spec's hosts.",
+)
+@click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N.")
+@options.new_runs
+@click.option("--fault", "faults", type=click.Choice(_NAMES), multiple=True, help="Do this; default: all that apply.")
+@click.option("--rank", type=click.IntRange(min=0), help="The rank that is hit; default: the last.")
+@click.option(
+    "--max-notice-s",
+    metavar="[FAULT=]SECONDS",
+    multiple=True,
+    callback=_limits,
+    help="Fail if a fault is noticed later than that.",
+)
+@click.option(
+    "--max-recover-s",
+    metavar="[FAULT=]SECONDS",
+    multiple=True,
+    callback=_limits,
+    help="Fail if it is recovered from later than that.",
+)
+@click.option(
+    "--hang-timeout-s",
+    type=click.FloatRange(min=1),
+    help=f"The job's hang_timeout_s for stop-rank; default: its own, at most {_HANG_TIMEOUT_S:g}.",
+)
+@click.option(
+    "--after-s",
+    type=click.FloatRange(min=0),
+    default=2.0,
+    show_default=True,
+    help="Seconds from the job's first step to the fault; from its start for a command, which tells no steps.",
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds for each fault."
+)
+@options.output_format
+def command(
+    job: Path,
+    overrides: tuple[str, ...],
+    hosts: str | None,
+    hostfile: Path | None,
+    processes: int | None,
+    runs: Path,
+    faults: tuple[str, ...],
+    rank: int | None,
+    max_notice_s: dict[str, float],
+    max_recover_s: dict[str, float],
+    hang_timeout_s: float | None,
+    after_s: float,
+    timeout: float,
+    output_format: str,
+) -> int:
+    """Launch the job of JOB once for each fault, do the fault while it trains, and measure what follows.
+
+    Exit status: 0 all is as it has to be, and within the limits; 1 it isn't, or a fault that was asked for couldn't be
+    done; 2 spec, hostfile or options; 3 the job doesn't come to train; 130/143 stopped by SIGINT/SIGTERM.
+    """
+    if processes is not None:
+        overrides = (*overrides, f"processes={processes}")
+    spec, subject = _subject(job, overrides, hosts, hostfile, rank, hang_timeout_s)
+
+    from hvdtrain.drill.drill import Drill
+    from hvdtrain.drill.exercise import Times
+
+    arguments = [str(job), *(part for override in overrides for part in ("--set", override))]
+    arguments += ["--hosts", hosts] if hosts else []
+    arguments += ["--hostfile", str(hostfile)] if hostfile else []
+    time = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    report = Drill(
+        subject,
+        arguments,
+        runs.absolute() / "drills" / f"{spec.name}-{time}-{secrets.token_hex(3)}",
+        limits=Limits(max_notice_s, max_recover_s),
+        times=Times(after_s, timeout),
+        say=lambda text: click.echo(f"{click.style('drill', bold=True)}: {text}", err=True),
+    ).run(spec, tuple(dict.fromkeys(faults)) or _NAMES)
+    if output_format == "json":
+        click.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        _show(report)
+    return _status(report, asked_for=faults)
+
+
+def _subject(
+    job: Path,
+    overrides: tuple[str, ...],
+    hosts: str | None,
+    hostfile: Path | None,
+    rank: int | None,
+    hang_timeout_s: float | None,
+) -> tuple[JobSpec, Subject]:
+    from hvdtrain.drill.models import Subject
+    from hvdtrain.hosts.resolve import default_slots, resolve_hosts
+    from hvdtrain.plan.plan import make_plan
+    from hvdtrain.spec.loader import load_spec
+    from hvdtrain.supervise.facts import gather_facts
+
+    spec = load_spec(job, overrides)
+    where = resolve_hosts(
+        spec.hosts, hosts_option=hosts, hostfile_option=hostfile, include=(), exclude=(), default_slots=default_slots()
+    )
+    plan = make_plan(spec, where, gather_facts(), Path())
+    size = len(plan.placements)
+    if rank is not None and rank >= size:
+        raise click.UsageError(f"--rank {rank}: the job has ranks 0 to {size - 1}")
+    longest = min(plan.hang_timeout_s or _HANG_TIMEOUT_S, _HANG_TIMEOUT_S)
+    return spec, Subject(
+        plan=plan,
+        tells_steps=spec.task is not None,
+        rank=size - 1 if rank is None else rank,
+        hang_timeout_s=hang_timeout_s or longest,
+    )
+
+
+def _status(report: Report, *, asked_for: tuple[str, ...]) -> int:
+    from hvdtrain.drill.models import FAIL, SKIPPED
+
+    if report.signal is not None:
+        return 128 + report.signal
+    if report.error is not None:
+        raise report.error
+    failed = [result.fault for result in report.results if result.verdict == FAIL]
+    if failed:
+        raise CheckFailedError(f"the job doesn't cope as it has to with {', '.join(failed)}")
+    skipped = [result.fault for result in report.results if result.verdict == SKIPPED]
+    if len(skipped) == len(report.results) or set(skipped) & set(asked_for):
+        raise CheckFailedError(f"not done: {', '.join(skipped)}")
+    return 0
+
+
+def _show(report: Report) -> None:
+    from hvdtrain.cli.tables import facts, show, table
+
+    if report.results:
+        headings = ["fault", "rank", "noticed", "limit", "recovered", "limit", "verdict"]
+        rows = [_row(result) for result in report.results]
+        show(table(headings, rows, right=headings[1:-1]), "", facts((r.fault, _words(r)) for r in report.results))
+
+
+def _row(result: Result) -> list[str]:
+    seen = result.seen
+    return [
+        result.fault,
+        "" if seen is None or seen.rank is None else str(seen.rank),
+        _seconds(seen.noticed_s) if seen else "",
+        _seconds(result.max_notice_s, missing="") if seen else "",
+        _seconds(seen.recovered_s) if seen else "",
+        _seconds(result.max_recover_s, missing="") if seen else "",
+        result.verdict,
+    ]
+
+
+def _seconds(value: float | None, *, missing: str = "never") -> str:
+    return missing if value is None else f"{value:.1f} s"
+
+
+def _words(result: Result) -> str:
+    """What the run itself said, how it recovered, what was wrong, and what was changed for the drill."""
+    seen = result.seen
+    parts = list(result.reasons)
+    if seen is not None:
+        blame = seen.blame
+        if blame is not None:
+            parts.append(f"named: {'no rank' if blame.rank is None else f'rank {blame.rank}'}, {blame.kind}")
+        parts += [part for part in (seen.summary, seen.recovery) if part]
+    parts += [f"launched with {setting}" for setting in result.settings]
+    return "; ".join(dict.fromkeys(parts))

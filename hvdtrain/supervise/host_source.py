@@ -1,0 +1,126 @@
+"""Where an elastic job's hosts come from while it runs: a hostfile, read again, or a program that prints them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from hvdtrain.errors import InputError
+from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
+from hvdtrain.hosts.local import is_this_machine
+from hvdtrain.hosts.models import Host
+from hvdtrain.plan.plan import ElasticPlan
+
+DISCOVERY_INTERVAL_S = 5.0
+DISCOVERY_TIMEOUT_S = 30.0
+
+
+class HostSource:
+    """Says how many slots this machine has, each time that it's asked. Never waits.
+
+    Args:
+        plan: what to look at.
+        directory: where the discovery program runs.
+        environment: its variables.
+        tell: is given a sentence where the hosts can't be read, or aren't this machine; the same one only once.
+    """
+
+    def __init__(
+        self, plan: ElasticPlan, directory: str, environment: dict[str, str], tell: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._directory = directory
+        self._environment = environment
+        self._tell = tell
+        self._told = ""
+        self._slots = plan.slots
+        self._stamp: tuple[int, int, int] | None = None
+        self._program: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
+        self._begun = 0.0
+        self._next = 0.0
+
+    def slots(self, now: float) -> int:
+        """Slots of this machine at this moment; what was known before where the source has none or can't be read."""
+        if self._plan.discovery:
+            self._discover(self._plan.discovery, now)
+        elif self._plan.hostfile:
+            stamp = self._look()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._take(lambda: read_hostfile(Path(str(self._plan.hostfile))))
+        return self._slots
+
+    def close(self) -> None:
+        """End a program that still runs."""
+        if self._program is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._program.pid, 9)
+            self._program.wait()
+            self._program = None
+
+    def _look(self) -> tuple[int, int, int] | None:
+        with suppress(OSError):
+            status = Path(str(self._plan.hostfile)).stat()
+            return status.st_mtime_ns, status.st_size, status.st_ino
+        return None
+
+    def _discover(self, command: tuple[str, ...], now: float) -> None:
+        if self._program is None:
+            if now >= self._next:
+                self._begin(command, now)
+            return
+        code = self._program.poll()
+        if code is None and now - self._begun < DISCOVERY_TIMEOUT_S:
+            return
+        self.close()
+        self._next = now + DISCOVERY_INTERVAL_S
+        assert self._output is not None
+        with self._output as output:
+            output.seek(0)
+            text = output.read(1 << 20).decode(errors="replace")
+        if code is None:
+            self._say(f"elastic.discovery gave no answer within {DISCOVERY_TIMEOUT_S:g} s")
+        elif code != 0:
+            self._say(f"elastic.discovery ended with exit status {code}")
+        else:
+            lines = [line for line in text.splitlines() if line.partition("#")[0].strip()]
+            self._take(lambda: parse_hosts(lines, "elastic.discovery"))
+
+    def _begin(self, command: tuple[str, ...], now: float) -> None:
+        # A file, not a pipe: what it starts may hold a pipe open for longer than it lives.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 -- closed where it is read
+        self._begun = now
+        try:
+            self._program = subprocess.Popen(
+                command,
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._output.close()
+            self._next = now + DISCOVERY_INTERVAL_S
+            self._say(f"elastic.discovery can't be started: {error.strerror}: {command[0]}")
+
+    def _take(self, read: Callable[[], tuple[Host, ...]]) -> None:
+        try:
+            hosts = read()
+        except InputError as error:
+            self._say(f"the hosts stay as they were: {error.problems[0]}")
+            return
+        if remote := [host.name for host in hosts if not is_this_machine(host.name)]:
+            self._say(f"this version starts workers on this machine only: {', '.join(remote)} is left out")
+        self._slots = sum(host.slots for host in hosts if is_this_machine(host.name))
+
+    def _say(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._tell(text)
