@@ -211,7 +211,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Runner]:
     return runners
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_one_rank_interrupted_again_and_again_ends_bit_identical(
     tmp_path: Path, undisturbed: dict[int, Runner], seed: int
 ) -> None:

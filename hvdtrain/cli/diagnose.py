@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
+from hvdtrain.cli import options
 from hvdtrain.errors import ExitStatus
 
 
 @click.command()
-@click.argument("path", metavar="PATH", default="-")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@options.run
+@options.output_format
 @click.option("--known", is_flag=True, help="List the failures that are known, and read nothing.")
-def command(path: str, output_format: str, known: bool) -> int:
+def command(wanted: str | None, runs: Path, output_format: str, known: bool) -> int:
     """Say which rank failed first, why, and what to do.
 
-    PATH is a run directory, any saved output of horovodrun or mpirun, or - for standard input.
+    RUN is a job's name (its newest run), NAME/ID, the beginning of an ID, or a run directory; or any saved output of
+    horovodrun or mpirun, or - for standard input. Default: the newest run.
 
-    Exit status: 0 the cause is known, 1 it isn't (the most telling lines are shown), 2 PATH can't be read.
+    Exit status: 0 the cause is known, 1 it isn't (the most telling lines are shown), 2 there is nothing to read.
     """
     from hvdtrain.diagnosis.saved import read
     from hvdtrain.diagnosis.text import known as known_failures
     from hvdtrain.diagnosis.text import render
+    from hvdtrain.supervise.runs import find, look
 
     if known:
         click.echo(known_failures())
         return ExitStatus.DONE
-    saved = read(path)
+    if wanted is not None and (wanted == "-" or Path(wanted).is_file()):
+        saved = read(wanted)
+    else:
+        run = find(wanted, runs)
+        if look(run).state == "finished":
+            click.echo(f"{run} has finished well; what follows was on its way", err=True)
+        saved = read(str(run.path))
     if output_format == "json":
         found = asdict(saved.diagnosis) if saved.diagnosis else None
         click.echo(json.dumps({"source": saved.source, "diagnosis": found, "lines": saved.telling}))

@@ -41,16 +41,7 @@ def _limits(context: click.Context, parameter: click.Parameter, values: tuple[st
 
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key of the spec.")
-@click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    callback=options.expanded,
-    help="Hostfile in place of the spec's hosts.",
-)
-@click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N.")
+@options.job
 @options.new_runs
 @click.option("--fault", "faults", type=click.Choice(_NAMES), multiple=True, help="Do this; default: all that apply.")
 @click.option("--rank", type=click.IntRange(min=0), help="The rank that is hit; default: the last.")

@@ -17,20 +17,9 @@ from hvdtrain.supervise.run_directory import RunDirectory
 
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option(
-    "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Override a key of the spec: --set options.lr=0.1"
-)
-@click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    callback=options.expanded,
-    help="Hostfile in place of the spec's hosts.",
-)
+@options.job
 @click.option("--include", metavar="HOSTS", multiple=True, help="Use only these hosts.")
 @click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
-@click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N.")
 @options.new_runs
 @options.detach
 @click.option("--dry-run", is_flag=True, help="Show the plan and the exact command, and start nothing.")

@@ -39,6 +39,31 @@ def _existing(context: click.Context, parameter: click.Parameter, value: Path | 
     return folder
 
 
+def job(command: _Command) -> _Command:
+    """The job spec, and what a command line says over it."""
+    decorators = (
+        click.argument("job", type=click.Path(path_type=Path)),
+        click.option(
+            "--set",
+            "overrides",
+            metavar="KEY=VALUE",
+            multiple=True,
+            help="Override a key of the spec: --set options.lr=0.1",
+        ),
+        click.option("--hosts", metavar="LIST", help="Hosts in place of the spec's: a:2,b:2 or node[01-04]:8"),
+        click.option(
+            "--hostfile",
+            type=click.Path(path_type=Path),
+            callback=expanded,
+            help="Hostfile in place of the spec's hosts.",
+        ),
+        click.option("-n", "--processes", type=click.IntRange(min=1), help="How many workers; as --set processes=N."),
+    )
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
 def new_runs(command: _Command) -> _Command:
     """``--runs`` of a command that makes a run directory."""
     return click.option(
