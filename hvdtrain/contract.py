@@ -43,10 +43,8 @@ LAUNCHER_LOG = "launcher.log"
 LAUNCH_LOG = "launch.log"
 CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
-# Of an elastic job: the hosts of the moment as horovodrun wants them, what prints them, and the programs that stand
-# first on horovodrun's PATH.
+# Of an elastic job: the hosts of the moment as horovodrun wants them, and the programs that stand first on its PATH.
 HOSTS_FILE = "elastic/hosts"
-DISCOVERY_SCRIPT = "elastic/discover"
 PROGRAMS = "elastic/bin"
 
 # The signal that asks a rank for its stacks. A real-time one: SIGUSR1 and 2 are for users' programs and schedulers.

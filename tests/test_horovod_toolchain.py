@@ -199,6 +199,7 @@ def test_the_edits_for_both_frameworks(tmp_path: Path, frameworks: list[Framewor
         "horovod/common/gloo/gloo_controller.cc",
         "horovod/common/gloo/gloo_context.cc",
         "horovod/common/operations.cc",
+        "horovod/common/util.py",
         "horovod/runner/js_run.py",
     ]
     assert "set(CMAKE_CXX_STANDARD 17)" in (folder / "CMakeLists.txt").read_text()

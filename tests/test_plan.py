@@ -16,7 +16,7 @@ from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.placement import place, workers_per_host
 from hvdtrain.plan.plan import LaunchPlan, make_plan
 from hvdtrain.plan.render import quote, render
-from hvdtrain.spec.models import Environment, HorovodSettings, JobSpec, Restarts
+from hvdtrain.spec.models import Elastic, Environment, HorovodSettings, JobSpec, Restarts
 
 FACTS = Facts(
     python="/env/bin/python",
@@ -319,3 +319,57 @@ def test_the_documented_base_is_the_real_one() -> None:
     text = (Path(__file__).parents[1] / "docs" / "environment.md").read_text()
     block = text.partition("<!-- base -->")[2].split("```")[1]
     assert sorted(block.split()) == sorted(BASE)
+
+
+# --- elastic jobs --------------------------------------------------------------------------------------------------
+
+
+def elastic(minimum: int = 2, **keys: Any) -> dict[str, Any]:
+    return {"elastic": Elastic(min=minimum, **keys), "task": "a:B", "command": None}
+
+
+def test_an_elastic_job_asks_for_its_hosts_again_and_again() -> None:
+    made = plan(spec(**elastic(timeout_s=60)), hosts(3))
+    assert made.controller == "gloo"
+    assert len(made.placements) == 3
+    assert made.argv[1:16] == (
+        "-np", "2", "--min-np", "2", "--max-np", "100000",
+        "--host-discovery-script", "cat /jobs/runs/job/1/elastic/hosts",
+        "--elastic-timeout", "60", "--network-interfaces", "lo", "--gloo", "--disable-cache", "/env/bin/python",
+    )  # fmt: skip
+    assert json.loads(made.environment["HVDTRAIN_SETTINGS"])["elastic"] == {"batch": "keep_per_worker", "workers": 3}
+    assert "can't be pasted" in render(made)
+    assert LaunchPlan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+@pytest.mark.parametrize(
+    ("keys", "processes", "maximum", "workers"),
+    [
+        ({}, None, 100_000, 4),
+        ({"max": 3}, None, 3, 3),
+        ({}, 2, 2, 2),
+        ({"max": 8}, 3, 8, 3),
+    ],
+)
+def test_how_many_workers_an_elastic_job_takes(
+    keys: dict[str, Any], processes: int | None, maximum: int, workers: int
+) -> None:
+    made = plan(spec(processes=processes, **elastic(**keys)), hosts(4))
+    assert made.elastic
+    assert made.elastic.maximum == maximum
+    assert len(made.placements) == workers
+
+
+def test_too_few_slots_for_an_elastic_job() -> None:
+    with pytest.raises(UsageError, match=r"elastic\.min is 2, and the hosts have 1 slot"):
+        plan(spec(**elastic()), hosts(1))
+
+
+def test_hosts_are_watched_where_they_come_from() -> None:
+    hostfile = Path("/jobs/hosts")
+    watched = make_plan(spec(**elastic()), hosts(2), FACTS, Path("/r"), hostfile).elastic
+    printed = make_plan(spec(**elastic(discovery=("cat", "x"))), hosts(2), FACTS, Path("/r"), hostfile).elastic
+    assert watched
+    assert printed
+    assert (watched.hostfile, watched.discovery) == ("/jobs/hosts", None)
+    assert (printed.hostfile, printed.discovery) == (None, ("cat", "x"))

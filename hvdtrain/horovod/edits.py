@@ -13,7 +13,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod.toolchain import Toolchain
 
 # Part of the cache's key: raise it when an edit changes.
-REVISION = 5
+REVISION = 6
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,18 @@ _GUARDED_THREAD = """\
       }
     });
 """
+
+
+def _known_parts(*, mpi: bool) -> str:
+    return f"""\
+    # hvdtrain: known since the build.
+    built_with = {{'built with Gloo': True, 'built with MPI': {mpi}}}
+    if fn_desc in built_with:
+        return built_with[fn_desc]
+
+    # 'fork' is required because horovodrun is a frozen executable
+"""
+
 
 EDITS = (
     Edit(
@@ -131,6 +143,13 @@ EDITS = (
         "        std::thread(BackgroundThreadLoop, std::ref(horovod_global));\n",
         lambda _: _GUARDED_THREAD,
         "the process was aborted where the ranks don't find each other; now hvd.init() raises, and can be tried again",
+        lambda _: True,
+    ),
+    Edit(
+        "horovod/common/util.py",
+        "    # 'fork' is required because horovodrun is a frozen executable\n",
+        lambda toolchain: _known_parts(mpi=toolchain.mpi is not None),
+        "horovodrun imported TensorFlow at each start, for seconds, to see whether Gloo and MPI are built in",
         lambda _: True,
     ),
     Edit(

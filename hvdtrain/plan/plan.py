@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -156,7 +157,8 @@ def make_plan(
 
     argv = (
         facts.horovodrun,
-        "-np", str(processes),
+        # An elastic job begins with all slots that there are, as soon as there are enough.
+        "-np", str(elastic.minimum if elastic else processes),
         *(_elastic_arguments(elastic, run_directory) if elastic else _host_arguments(used)),
         f"--{controller}",
         # Its cache of host and network checks lives for an hour and hides a host that has died since.
@@ -195,7 +197,7 @@ def _elastic(spec: JobSpec, slots: int, hostfile: Path | None) -> ElasticPlan | 
     return ElasticPlan(
         minimum=wanted.min,
         # Horovod wants a number: without a limit of its own the job takes what the hosts will ever have.
-        maximum=wanted.max or _NO_LIMIT,
+        maximum=wanted.max or spec.processes or _NO_LIMIT,
         slots=slots,
         hostfile=str(hostfile) if hostfile and not wanted.discovery else None,
         discovery=wanted.discovery,
@@ -213,7 +215,8 @@ def _elastic_arguments(elastic: ElasticPlan, run_directory: Path) -> tuple[str, 
     return (
         "--min-np", str(elastic.minimum),
         "--max-np", str(elastic.maximum),
-        "--host-discovery-script", str(run_directory / contract.DISCOVERY_SCRIPT),
+        # horovodrun gives it to a shell.
+        "--host-discovery-script", shlex.join(["cat", str(run_directory / contract.HOSTS_FILE)]),
         "--elastic-timeout", str(elastic.timeout_s),
         "--network-interfaces", "lo",
     )  # fmt: skip

@@ -103,7 +103,7 @@ class Elastic(Section):
     """At least so many workers: with fewer the job waits. null: no elastic job."""
 
     max: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
-    """At most so many workers. null: as many as the hosts have slots at the time."""
+    """At most so many workers. null: `processes`, or else as many as the hosts have slots at the time."""
 
     batch: Annotated[Literal["keep_per_worker", "keep_global"], CHOICE] = "keep_per_worker"
     """What a task keeps at a resize: each worker's batch, with the rate scaled anew, or global batch and rate."""

@@ -25,7 +25,7 @@ from hvdtrain.supervise.outcome import Ending, Outcome, RankEnd, explained, outc
 from hvdtrain.supervise.recorder import Recorder
 from hvdtrain.supervise.watch import Hang, Watch
 
-# horovodrun takes 3 to 5 s before the first worker starts, more on a busy machine or with many hosts.
+# Until all workers have started: seconds as a rule, more on a busy machine or with many hosts.
 START_TIMEOUT_S = 120.0
 # After the first rank's failure the others may say what they have to say, then they're ended.
 LAST_WORDS_S = 2.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-import shlex
 import signal
 import socket
 import time
 from pathlib import Path
 
 from hvdtrain import contract
-from hvdtrain.errors import ExitStatus
+from hvdtrain.errors import ExitStatus, StartError
 from hvdtrain.heartbeat import JOINING
 from hvdtrain.hosts.resolve import nvidia_gpus
 from hvdtrain.plan.plan import LaunchPlan
@@ -84,15 +83,12 @@ class ElasticAttempt(Attempt):
 
     def _write_programs(self) -> None:
         ssh = self._run_directory / contract.PROGRAMS / "ssh"
-        ssh.parent.mkdir(parents=True, exist_ok=True)
-        discover = self._run_directory / contract.DISCOVERY_SCRIPT
-        for path, text in ((ssh, _SSH), (discover, f"#!/bin/sh\nexec cat {shlex.quote(str(self._hosts_file))}\n")):
-            path.write_text(text)
-            path.chmod(0o700)
-
-    @property
-    def _hosts_file(self) -> Path:
-        return self._run_directory / contract.HOSTS_FILE
+        try:
+            ssh.parent.mkdir(parents=True, exist_ok=True)
+            ssh.write_text(_SSH)
+            ssh.chmod(0o700)
+        except OSError as error:
+            raise StartError(f"can't write the run directory: {error.strerror}", where=str(ssh)) from error
 
     def _launcher_environment(self, environment: dict[str, str]) -> dict[str, str]:
         programs = str(self._run_directory / contract.PROGRAMS)
@@ -108,10 +104,15 @@ class ElasticAttempt(Attempt):
         self._slots.renew(now, RENEW_S)
         aliases = self._slots.aliases()
         if aliases != self._written:
-            self._written = aliases
-            temporary = self._hosts_file.with_suffix(".new")
-            temporary.write_text("".join(f"{alias}:1\n" for alias in aliases))
-            temporary.replace(self._hosts_file)
+            hosts = self._run_directory / contract.HOSTS_FILE
+            temporary = hosts.with_suffix(".new")
+            try:
+                temporary.write_text("".join(f"{alias}:1\n" for alias in aliases))
+                temporary.replace(hosts)
+                self._written = aliases
+            except OSError as error:
+                # The next time, perhaps.
+                self._recorder.disk_error(error)
 
     # --- workers -----------------------------------------------------------------------------------------------
 
@@ -126,6 +127,10 @@ class ElasticAttempt(Attempt):
             assert worker.rank is not None
             self._numbers[slot.number] = next(free) if worker.rank in used else worker.rank
         number = self._numbers[slot.number]
+        before = self._workers.get(number)
+        if before is not None and not before.ended:
+            # Its slot was taken away, and is there again before it has left.
+            before.stop(signal.SIGKILL, GRACE_S)
         self.watch.join(number)
         return number
 

@@ -119,7 +119,7 @@ class Recorder:
 
     def open_log(self, name: str) -> LogFile:
         """A log of this attempt."""
-        return LogFile(self._directory.logs(self._attempt) / name, self._on_disk_error)
+        return LogFile(self._directory.logs(self._attempt) / name, self.disk_error)
 
     def rank_started(self, rank: int, host: str, pid: int) -> None:
         """A rank's wrapper has come; its command starts."""
@@ -263,9 +263,10 @@ class Recorder:
         try:
             yield
         except OSError as error:
-            self._on_disk_error(error)
+            self.disk_error(error)
 
-    def _on_disk_error(self, error: OSError) -> None:
+    def disk_error(self, error: OSError) -> None:
+        """Something of the run directory can't be written: it is told once."""
         if not self._told_of_disk:
             self._told_of_disk = True
             where = error.filename or self._directory.path

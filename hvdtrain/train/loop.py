@@ -30,6 +30,8 @@ _MOST_STEPS_BETWEEN_LINES = 100
 # An elastic job remembers where it is so often, in seconds, and in at most one part in so many of its time.
 _COMMIT_INTERVAL_S = 1.0
 _COMMIT_SHARE = 50
+# In a row, without a step further: then it isn't lost ranks that keep it.
+_MOST_FAILURES = 20
 
 
 @dataclass(frozen=True)
@@ -125,13 +127,15 @@ class _Training:
 
     def _train_elastically(self) -> bool:
         """As `_train_together`, again and again with the ranks that are there."""
+        failures, best = 0, -1
         while True:
             try:
                 return self._train_together()
             except HostsChangedError:
                 pass
             except Exception as error:
-                if not self._backend.is_lost_rank(error):
+                failures, best = (0, self._step) if self._step > best else (failures + 1, best)
+                if not self._backend.is_lost_rank(error) or failures == _MOST_FAILURES:
                     raise
                 self._roll_back()
             self._backend.heartbeat.doing("resizing")

@@ -62,8 +62,10 @@ class KerasBackend:
 
     def is_lost_rank(self, error: Exception) -> bool:
         """Horovod's own error, or TensorFlow's with its words."""
-        # The step is compiled: what Horovod says comes as the error of a node of TensorFlow's graph.
-        of_horovod = isinstance(error, tf.errors.OpError) and "Horovod" in str(error)
+        # The step is compiled: what Horovod says comes as the error of a node of TensorFlow's graph, perhaps in
+        # Gloo's words; its place in the code is always told.
+        raised = isinstance(error, (tf.errors.UnknownError, tf.errors.AbortedError))
+        of_horovod = raised and "horovod" in str(error).lower()
         return self.elastic and (of_horovod or is_lost_rank(error))
 
     def rejoin(self) -> None:

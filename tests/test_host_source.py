@@ -1,0 +1,102 @@
+"""Hosts of an elastic job, read again while it runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hvdtrain.plan.plan import ElasticPlan
+from hvdtrain.supervise import host_source
+from hvdtrain.supervise.host_source import DISCOVERY_INTERVAL_S, HostSource
+
+
+class Source:
+    """A source in a folder, and what it has told."""
+
+    def __init__(self, folder: Path, hostfile: Path | None = None, discovery: tuple[str, ...] | None = None) -> None:
+        plan = ElasticPlan(1, 8, 2, str(hostfile) if hostfile else None, discovery, 10, 600)
+        self.told: list[str] = []
+        self._source = HostSource(plan, str(folder), dict(os.environ), self.told.append)
+        self._now = 0.0
+
+    def slots(self) -> int:
+        """After the next answer of a program, where there is one."""
+        self._now += DISCOVERY_INTERVAL_S
+        self._source.slots(self._now)
+        while (program := self._source._program) is not None and program.poll() is None:
+            time.sleep(0.01)
+        return self._source.slots(self._now)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def test_without_a_source_the_slots_stay(tmp_path: Path) -> None:
+    assert Source(tmp_path).slots() == 2
+
+
+def test_a_hostfile_that_is_edited(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost slots=3\n")
+    source = Source(tmp_path, hostfile)
+    assert source.slots() == 3
+    hostfile.write_text("localhost slots=5  # more\n")
+    assert source.slots() == 5
+    hostfile.write_text("localhost slot=6\n")
+    assert source.slots() == 5
+    assert source.slots() == 5
+    hostfile.unlink()
+    assert source.slots() == 5
+    assert [text.partition(": ")[0] for text in source.told] == ["the hosts stay as they were"] * 2
+    assert "did you mean 'slots'?" in source.told[0]
+
+
+def test_other_machines_are_left_out_and_named_once(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost slots=3\nfar-away slots=4\n")
+    source = Source(tmp_path, hostfile)
+    assert source.slots() == 3
+    hostfile.write_text("localhost slots=4\nfar-away slots=4\n")
+    assert source.slots() == 4
+    assert source.told == ["this version starts workers on this machine only: far-away is left out"]
+
+
+def test_a_program_that_prints_hosts(tmp_path: Path) -> None:
+    (tmp_path / "now").write_text("# at the moment\nlocalhost:4\n")
+    source = Source(tmp_path, discovery=("cat", "now"))
+    assert source.slots() == 4
+    (tmp_path / "now").write_text("")
+    assert source.slots() == 4
+    (tmp_path / "now").unlink()
+    assert source.slots() == 4
+    assert source.told[0].startswith("the hosts stay as they were: ")
+    assert source.told[1] == "elastic.discovery ended with exit status 1"
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    source = Source(tmp_path, discovery=("no-such-program",))
+    assert source.slots() == 2
+    assert source.told == ["elastic.discovery can't be started: No such file or directory: no-such-program"]
+
+
+def test_a_program_that_gives_no_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_source, "DISCOVERY_TIMEOUT_S", 0.0)
+    source = Source(tmp_path, discovery=("sleep", "1000"))
+    source._source.slots(100)
+    program = source._source._program
+    assert program
+    source._source.slots(100)
+    assert program.returncode == -9
+    assert source.told == ["elastic.discovery gave no answer within 0 s"]
+
+
+def test_a_program_is_ended_with_the_job(tmp_path: Path) -> None:
+    source = Source(tmp_path, discovery=("sleep", "1000"))
+    source._source.slots(100)
+    program = source._source._program
+    assert program
+    source.close()
+    assert program.returncode == -9
