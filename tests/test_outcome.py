@@ -30,6 +30,7 @@ def outcome(*failures: RankEnd, **facts: Any) -> Outcome:
     known: dict[str, Any] = {
         "signals": (),
         "hang": None,
+        "hung": None,
         "launcher_lines": ("launcher says",),
         "launcher_code": 1 if failures else 0,
         "launcher_ended_first": False,
@@ -122,7 +123,8 @@ def test_the_users_wish_comes_before_everything() -> None:
 
 def test_a_hang_names_the_rank_and_shows_its_stacks() -> None:
     lines = ("loss 0.1", "hvdtrain: process 7 (python): state S", "Current thread", '  File "train.py", line 5 in load')
-    found = outcome(rank(1, -15, stopped=True, lines=lines), hang=Hang(1, "no progress for 5 s"))
+    hung = rank(1, -15, stopped=True, lines=lines)
+    found = outcome(hang=Hang(1, "no progress for 5 s"), hung=hung)
     assert named(found) == (6, 1, "hang")
     assert found.summary == "rank 1 on node1 hung: no progress for 5 s"
     assert found.evidence == lines[1:]

@@ -306,6 +306,13 @@ class Attempt:
         self._files.callback(log.close)
         return log
 
+    def _hung(self) -> RankEnd | None:
+        """The rank that hung, with its last lines."""
+        worker = self._workers.get(self._hang.rank) if self._hang and self._hang.rank is not None else None
+        if worker is None or worker.rank is None:
+            return None
+        return RankEnd(worker.rank, worker.host, None, worker.ending, tuple(worker.last_lines))
+
     def _missing(self) -> tuple[int, ...]:
         """Ranks that never started."""
         return tuple(sorted(set(range(self._size)) - set(self._workers)))
@@ -316,6 +323,7 @@ class Attempt:
             Ending(
                 signals=tuple(self._signals),
                 hang=self._hang,
+                hung=self._hung(),
                 failures=tuple(self._failures),
                 launcher_lines=tuple(self._launcher_lines),
                 launcher_code=self._launcher.returncode if self._launcher else 0,

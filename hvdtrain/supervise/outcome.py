@@ -122,6 +122,7 @@ class Ending:
     Attributes:
         signals: that the supervisor was sent, in their order.
         hang: what hung, if something did.
+        hung: the rank that is blamed for it, if one is, however it ended once it was woken.
         failures: ends of ranks that didn't end well, in their order.
         launcher_lines: horovodrun's last lines.
         launcher_code: its exit status, negative for a signal.
@@ -133,6 +134,7 @@ class Ending:
 
     signals: tuple[signal.Signals, ...]
     hang: Hang | None
+    hung: RankEnd | None
     failures: tuple[RankEnd, ...]
     launcher_lines: tuple[str, ...]
     launcher_code: int
@@ -147,7 +149,7 @@ def outcome_of(ending: Ending) -> Outcome:
     if ending.signals:
         return stopped_by(ending.signals[0])
     if ending.hang is not None:
-        return _hung(ending.hang, ending.failures)
+        return _hung(ending.hang, ending.hung)
     if ending.failures and ending.start_timeout_s is None and not ending.launcher_ended_first:
         return rank_failed(choose_cause(ending.failures))
     return _launcher_failed(ending)
@@ -232,9 +234,8 @@ def _kind(end: End) -> str:
     return "signal" if end.code < 0 else "exception"
 
 
-def _hung(hang: Hang, ends: Sequence[RankEnd]) -> Outcome:
+def _hung(hang: Hang, blamed: RankEnd | None) -> Outcome:
     """A hang, with what the ranks said of where they are."""
-    blamed = next((end for end in ends if end.rank == hang.rank), None)
     lines = blamed.lines if blamed else ()
     who = blamed.who if blamed else f"rank {hang.rank}" if hang.rank is not None else "the job"
     failure = Failure("hang", hang.rank, blamed.host if blamed else None, lines=lines)
