@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +44,3 @@ def made_frameworks(tmp_path: Path) -> list[Framework]:
     torch = headers(tmp_path / "torch", "ATen/ATen.h", guard("201703L"))
     flow = headers(tmp_path / "tensorflow", "absl/base/policy_checks.h", guard("201703L"))
     return [Framework("torch", "2.13.0+cpu", torch, cuda=False), Framework("tensorflow", "2.21.0", flow, cuda=False)]
-
-
-def heed_interrupts() -> None:
-    """For a child's ``preexec_fn``: a shell starts its background jobs, this test run maybe, with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -43,6 +44,11 @@ def python_on_ranks(
     )
     assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
+
+
+def heed_interrupts() -> None:
+    """For a child's ``preexec_fn``: a shell starts its background jobs, this test run maybe, with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def is_running(pid: int) -> bool:

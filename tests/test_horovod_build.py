@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from horovod_parts import guard, headers, heed_interrupts, made_frameworks, program, toolchain
+from horovod_parts import guard, headers, made_frameworks, program, toolchain
+from real_processes import heed_interrupts
 
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.horovod import source

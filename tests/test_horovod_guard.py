@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from horovod_parts import heed_interrupts
-from real_processes import is_running, wait_until_gone
+from real_processes import heed_interrupts, is_running, wait_until_gone
 
 from hvdtrain.horovod.guard import guarded
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from launching import PATIENCE_S, Job, descendants, worker_pids
-from real_processes import is_running, wait_until_gone
+from real_processes import heed_interrupts, is_running, wait_until_gone
 
 pytestmark = pytest.mark.processes
 
@@ -59,6 +59,7 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
 
     def status(self) -> dict[str, Any]:

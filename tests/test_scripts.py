@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from horovod_parts import heed_interrupts
+from real_processes import heed_interrupts
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ["scripts/quickstart", "scripts/test", "scripts/lib/setup.sh", "scripts/lib/leftovers.sh", ".ci/run"]
