@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,18 @@ def test_a_reader_that_leaves_is_not_told_of_in_a_traceback() -> None:
         text=True,
     )
     assert done.stderr == ""
+
+
+def test_diagnose_of_a_saved_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "[1]<stderr>:Traceback (most recent call last):\n[1]<stderr>:ModuleNotFoundError: No module named 'x'\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "hvdtrain", "diagnose", str(log)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "cause: the Python that rank 1 runs has no module 'x'" in done.stdout
+    missing = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", "diagnose", "no-such-run"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert missing.returncode == 2
+    assert "there is no run 'no-such-run'" in missing.stderr

@@ -22,7 +22,8 @@ def command(wanted: str | None, runs: Path, output_format: str, known: bool) -> 
     RUN is a job's name (its newest run), NAME/ID, the beginning of an ID, or a run directory; or any saved output of
     horovodrun or mpirun, or - for standard input. Default: the newest run.
 
-    Exit status: 0 the cause is known, 1 it isn't (the most telling lines are shown), 2 there is nothing to read.
+    Exit status: 0 the cause is known, or the run has finished; 1 it isn't (the most telling lines are shown), 2 there is
+    nothing to read.
     """
     from hvdtrain.diagnosis.saved import read
     from hvdtrain.diagnosis.text import known as known_failures
@@ -36,9 +37,11 @@ def command(wanted: str | None, runs: Path, output_format: str, known: bool) -> 
         saved = read(wanted)
     else:
         run = find(wanted, runs)
-        if look(run).state == "finished":
-            click.echo(f"{run} has finished well; what follows was on its way", err=True)
         saved = read(str(run.path))
+        if look(run).state == "finished" and output_format == "text":
+            click.echo(f"{run} has finished well" + ("; this was on its way:" if saved.diagnosis else ""))
+            if saved.diagnosis is None:
+                return ExitStatus.DONE
     if output_format == "json":
         found = asdict(saved.diagnosis) if saved.diagnosis else None
         click.echo(json.dumps({"source": saved.source, "diagnosis": found, "lines": saved.telling}))
