@@ -22,8 +22,8 @@ def command(wanted: str | None, runs: Path, output_format: str, known: bool) -> 
     RUN is a job's name (its newest run), NAME/ID, the beginning of an ID, or a run directory; or any saved output of
     horovodrun or mpirun, or - for standard input. Default: the newest run.
 
-    Exit status: 0 the cause is known, or the run has finished; 1 it isn't (the most telling lines are shown), 2 there is
-    nothing to read.
+    Exit status: 0 the cause is known, or the run has finished; 1 it isn't (the most telling lines are shown); 2 there
+    is nothing to read.
     """
     from hvdtrain.diagnosis.saved import read
     from hvdtrain.diagnosis.text import known as known_failures
