@@ -25,6 +25,16 @@ while True:
     hvd.allreduce(torch.ones(4), name="x")
 """
 
+# Trains until rank 1 raises.
+RAISES = """
+import horovod.torch as hvd, torch
+hvd.init()
+for step in range(1000):
+    if step == 3 and hvd.rank() == 1:
+        raise ValueError("the data of rank 1 is bad")
+    hvd.allreduce(torch.ones(4), name=f"step{step}")
+"""
+
 
 class Job:
     """A spec in a folder of its own, whose command runs a Python script."""

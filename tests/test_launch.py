@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import CONTROLLERS, PATIENCE_S, TRAINS_ON, Job, descendants, worker_pids
+from launching import CONTROLLERS, PATIENCE_S, RAISES, TRAINS_ON, Job, descendants, worker_pids
 from real_processes import wait_until_gone
 
 pytestmark = pytest.mark.processes
@@ -67,17 +67,6 @@ def test_lines_are_never_cut(job: Job, controller: str) -> None:
         own = [line for line in lines if line.startswith(f"[{rank}] ")]
         assert own == [f"[{rank}] begin middle {i} {'x' * 200} end" for i in range(2000)] + [f"[{rank}] no end"]
     assert len(lines) == 4002
-
-
-RAISES = """
-import sys
-import horovod.torch as hvd, torch
-hvd.init()
-for step in range(1000):
-    if step == 3 and hvd.rank() == 1:
-        raise ValueError("the data of rank 1 is bad")
-    hvd.allreduce(torch.ones(4), name=f"step{step}")
-"""
 
 
 def test_the_first_failing_rank_comes_last_on_the_screen(job: Job, controller: str) -> None:

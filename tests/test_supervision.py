@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import CONTROLLERS, PATIENCE_S, TRAINS_ON, Job, descendants, worker_pids
+from launching import CONTROLLERS, PATIENCE_S, RAISES, TRAINS_ON, Job, descendants, worker_pids
 from real_processes import is_running, wait_until_gone
 
 pytestmark = pytest.mark.processes
@@ -65,17 +65,6 @@ def environment_of(pid: int) -> dict[str, str]:
 def rank_of(pid: int) -> int:
     environment = environment_of(pid)
     return int(environment.get("HOROVOD_RANK") or environment["OMPI_COMM_WORLD_RANK"])
-
-
-RAISES = """
-import os
-import horovod.torch as hvd, torch
-hvd.init()
-for step in range(1000):
-    if step == 3 and hvd.rank() == 1:
-        raise ValueError("the data of rank 1 is bad")
-    hvd.allreduce(torch.ones(4), name=f"step{step}")
-"""
 
 
 def test_a_rank_that_raises(job: Job, controller: str) -> None:

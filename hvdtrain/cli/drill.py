@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,15 +100,15 @@ def command(
 
     from hvdtrain.drill.drill import Drill
     from hvdtrain.drill.exercise import Times
+    from hvdtrain.supervise.run_directory import new_id
 
     arguments = [str(job), *(part for override in overrides for part in ("--set", override))]
     arguments += ["--hosts", hosts] if hosts else []
     arguments += ["--hostfile", str(hostfile)] if hostfile else []
-    time = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
     report = Drill(
         subject,
         arguments,
-        runs.absolute() / "drills" / f"{spec.name}-{time}-{secrets.token_hex(3)}",
+        runs.absolute() / "drills" / f"{spec.name}-{new_id()}",
         limits=Limits(max_notice_s, max_recover_s),
         times=Times(after_s, timeout),
         say=lambda text: click.echo(f"{click.style('drill', bold=True)}: {text}", err=True),

@@ -15,11 +15,8 @@ import click
 from hvdtrain import contract
 from hvdtrain.errors import ExitStatus, StartError, UsageError
 from hvdtrain.plan.plan import LaunchPlan
-from hvdtrain.spec.loader import resolved_yaml
 from hvdtrain.spec.models import JobSpec
-from hvdtrain.supervise.launch import resume
-from hvdtrain.supervise.preflight import check_before_start
-from hvdtrain.supervise.run_directory import RunDirectory
+from hvdtrain.supervise.launch import prepare, resume
 from hvdtrain.supervise.runs import Run, read_status
 
 _POLL_S = 0.05
@@ -36,9 +33,7 @@ def launch_detached(spec: JobSpec, plan: LaunchPlan) -> int:
     Raises:
         StartError: something that the job needs isn't there; nothing was started.
     """
-    check_before_start(spec, plan)
-    directory = RunDirectory(Path(plan.run_directory))
-    directory.create(resolved_yaml(spec), plan.to_json())
+    directory = prepare(spec, plan)
     return detached(directory.path, lambda: resume(directory.path))
 
 

@@ -32,10 +32,19 @@ def launch(spec: JobSpec, plan: LaunchPlan) -> int:
         StartError: something that the job needs isn't there; nothing was started.
     """
     with processes.signals_as_events(SIGNALS) as signals:
-        check_before_start(spec, plan)
-        directory = RunDirectory(Path(plan.run_directory))
-        directory.create(resolved_yaml(spec), plan.to_json())
-        return _run(plan, directory, signals)
+        return _run(plan, prepare(spec, plan), signals)
+
+
+def prepare(spec: JobSpec, plan: LaunchPlan) -> RunDirectory:
+    """Check that the job can start, and make its run directory.
+
+    Raises:
+        StartError: something that the job needs isn't there.
+    """
+    check_before_start(spec, plan)
+    directory = RunDirectory(Path(plan.run_directory))
+    directory.create(resolved_yaml(spec), plan.to_json())
+    return directory
 
 
 def resume(run_directory: Path) -> int:

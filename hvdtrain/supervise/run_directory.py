@@ -25,6 +25,12 @@ _REMEDIES = {
 }
 
 
+def new_id(now: datetime | None = None) -> str:
+    """Sorts by time (UTC), and two of one second differ."""
+    time = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
+    return f"{time}-{secrets.token_hex(3)}"
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run. Nothing exists before `create`."""
@@ -33,9 +39,8 @@ class RunDirectory:
 
     @classmethod
     def choose(cls, runs: Path, name: str, now: datetime | None = None) -> RunDirectory:
-        """A new folder's path: sorts by time (UTC), and two launches in one second differ."""
-        time = (now or datetime.now(timezone.utc)).strftime("%Y%m%dT%H%M%SZ")
-        return cls(runs.absolute() / name / f"{time}-{secrets.token_hex(3)}")
+        """A new folder's path, with a `new_id`."""
+        return cls(runs.absolute() / name / new_id(now))
 
     def logs(self, attempt: int) -> Path:
         """Folder of an attempt's logs: a file for each rank, and one for horovodrun's own words."""

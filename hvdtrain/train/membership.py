@@ -19,33 +19,36 @@ _MOST_TRIES = 20
 _BETWEEN_TRIES_S = 0.5
 
 
-class Membership:
-    """This process's place among the ranks.
+class Member:
+    """The part of a backend that is this process's place among the ranks. It takes part from the beginning (all ranks).
 
     Args:
         horovod: the framework's module of Horovod, which has ``init``, ``shutdown``, ``rank`` and ``size``.
-        heartbeat: is told while it waits.
 
     Attributes:
+        heartbeat: is told while it waits.
         elastic: whether ranks may come and go.
+        rank, size: as Horovod says.
+        hosts: how many have a rank.
     """
 
-    def __init__(self, horovod: Any, heartbeat: Heartbeat) -> None:
+    def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
-        self._heartbeat = heartbeat
+        self.heartbeat = Heartbeat.connect()
         self._changed = threading.Event()
         self.elastic = os.environ.get("HOROVOD_ELASTIC") == "1"
+        self._join()
 
     @property
     def resize_wanted(self) -> bool:
         """Whether horovodrun has told this rank that the hosts have changed: it tells rank 0 alone."""
         return self._changed.is_set()
 
-    def join(self) -> None:
+    def _join(self) -> None:
         """Take part (all ranks). In an elastic job it is tried again where another rank was lost meanwhile."""
         for attempt in range(1, _MOST_TRIES + 1):
             try:
-                with self._heartbeat.collective(JOINING):
+                with self.heartbeat.collective(JOINING):
                     self._horovod.init()
                 break
             except (ValueError, RuntimeError) as error:
@@ -58,27 +61,25 @@ class Membership:
             # Both do nothing the second time.
             notification_manager.init()
             notification_manager.register_listener(self)
+        self.rank: int = self._horovod.rank()
+        self.size: int = self._horovod.size()
+        self.hosts: int = max(1, self.size // self.local_size())
 
     def rejoin(self) -> None:
         """Leave, and take part with the ranks that are there now (all ranks): rank and size may have changed."""
         self._horovod.shutdown()
         # Whatever was told before is part of what comes now.
         self._changed.clear()
-        self.join()
+        self._join()
+
+    def is_lost_rank(self, error: Exception) -> bool:
+        """Whether an error of a collective says that another rank of an elastic job has left."""
+        return self.elastic and isinstance(error, HorovodInternalError)
 
     def local_size(self) -> int:
         """Ranks on this host, as the launcher knows: for Horovod each rank of an elastic job is a host of its own."""
         return int(os.environ.get(contract.LOCAL_SIZE) or self._horovod.local_size())
 
-    def hosts(self) -> int:
-        """Hosts that have a rank."""
-        return max(1, self._horovod.size() // self.local_size())
-
     def on_hosts_updated(self, timestamp: int, result: Any) -> None:
         """Called by Horovod, in a thread of its own."""
         self._changed.set()
-
-
-def is_lost_rank(error: BaseException) -> bool:
-    """Whether an error of a collective says that another rank has left."""
-    return isinstance(error, HorovodInternalError)

@@ -18,12 +18,11 @@ import tensorflow as tf
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
-from hvdtrain.heartbeat import Heartbeat
 from hvdtrain.train import random_state
 from hvdtrain.train.keras.data import Samples
 from hvdtrain.train.keras.task import Task
 from hvdtrain.train.keras.twin import Saver
-from hvdtrain.train.membership import Membership, is_lost_rank
+from hvdtrain.train.membership import Member
 from hvdtrain.train.sharding import Indices
 
 T = TypeVar("T")
@@ -31,34 +30,20 @@ T = TypeVar("T")
 MODEL_FILE = "model.keras"
 
 
-class KerasBackend:
+class KerasBackend(Member):
     """One rank's data, model and optimizer (see `hvdtrain.train.backend.Backend` for the methods)."""
 
     def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
         self._task = task
         self._compression = compression
-        self.heartbeat = Heartbeat.connect()
-        self._membership = Membership(hvd, self.heartbeat)
-        self.elastic = self._membership.elastic
-        self._membership.join()
-        self._take_place()
+        super().__init__(hvd)
         self.train_samples = 0
         self.eval_samples = 0
         self._seed = 0
         self._seed_states: list[keras.Variable] = []
         # Of rank 0, which may be another one later.
         self._saver: Saver | None = None
-        self._device = _choose_device(hvd.local_rank(), self._membership.local_size())
-
-    def _take_place(self) -> None:
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self.hosts: int = self._membership.hosts()
-
-    @property
-    def resize_wanted(self) -> bool:
-        """Whether this rank knows that the hosts have changed."""
-        return self._membership.resize_wanted
+        self._device = _choose_device(hvd.local_rank(), self.local_size())
 
     def is_lost_rank(self, error: Exception) -> bool:
         """Horovod's own error, or TensorFlow's with its words."""
@@ -66,12 +51,11 @@ class KerasBackend:
         # Gloo's words; its place in the code is always told.
         raised = isinstance(error, (tf.errors.UnknownError, tf.errors.AbortedError))
         of_horovod = raised and "horovod" in str(error).lower()
-        return self.elastic and (of_horovod or is_lost_rank(error))
+        return (self.elastic and of_horovod) or super().is_lost_rank(error)
 
     def rejoin(self) -> None:
         """Comes together with the ranks that are there now, and traces the steps for them."""
-        self._membership.rejoin()
-        self._take_place()
+        super().rejoin()
         self._compile_steps()
         if self.rank == 0 and self._saver is None:
             self._saver = Saver(self._model)

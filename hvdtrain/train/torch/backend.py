@@ -17,9 +17,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hvdtrain.errors import UsageError
-from hvdtrain.heartbeat import Heartbeat
 from hvdtrain.train import random_state
-from hvdtrain.train.membership import Membership, is_lost_rank
+from hvdtrain.train.membership import Member
 from hvdtrain.train.sharding import Indices
 from hvdtrain.train.torch import files
 from hvdtrain.train.torch.task import Task
@@ -30,41 +29,21 @@ MODEL_FILE = "model.pt"
 OPTIMIZER_FILE = "optimizer.pt"
 
 
-class TorchBackend:
+class TorchBackend(Member):
     """One rank's data, model and optimizer (see `hvdtrain.train.backend.Backend` for the methods)."""
 
     def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
         self._task = task
         self._compression = compression
-        self.heartbeat = Heartbeat.connect()
-        self._membership = Membership(hvd, self.heartbeat)
-        self.elastic = self._membership.elastic
-        self._membership.join()
-        self._take_place()
+        super().__init__(hvd)
         self.train_samples = 0
         self.eval_samples = 0
         self._device = _choose_device(hvd.local_rank())
-        self._share_cores(self._membership.local_size())
+        self._share_cores(self.local_size())
         self._clips = type(task).on_gradients is not Task.on_gradients
 
-    def _take_place(self) -> None:
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self.hosts: int = self._membership.hosts()
-
-    @property
-    def resize_wanted(self) -> bool:
-        return self._membership.resize_wanted
-
-    def is_lost_rank(self, error: Exception) -> bool:
-        return self.elastic and is_lost_rank(error)
-
-    def rejoin(self) -> None:
-        self._membership.rejoin()
-        self._take_place()
-
     def remember(self) -> None:
-        self._memory = tuple(files.to_host(part.state_dict()) for part in (self._model, self._optimizer))
+        self._memory = self._copy_state()
 
     def recall(self) -> None:
         model, optimizer = self._memory
@@ -165,13 +144,17 @@ class TorchBackend:
         return values
 
     def snapshot(self) -> Callable[[Path], None]:
-        model, optimizer = (files.to_host(part.state_dict()) for part in (self._model, self._optimizer))
+        model, optimizer = self._copy_state()
 
         def write(folder: Path) -> None:
             files.save(model, folder / MODEL_FILE)
             files.save(optimizer, folder / OPTIMIZER_FILE)
 
         return write
+
+    def _copy_state(self) -> tuple[Any, Any]:
+        """Model and optimizer in the host's memory."""
+        return files.to_host(self._model.state_dict()), files.to_host(self._optimizer.state_dict())
 
     def restore(self, folder: Path) -> None:
         try:
