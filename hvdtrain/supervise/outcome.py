@@ -204,8 +204,9 @@ def rank_failed(end: RankEnd) -> Outcome:
     code = end.end.code
     lines = end.traceback or telling_lines(end.lines)
     if end.traceback and end.was_told_to_end:
-        # It had raised before horovodrun told all ranks to end: how it then ended says nothing.
-        failure = Failure("exception", end.rank, end.host, lines[-1], end.traceback, lines=end.lines)
+        # It had raised before horovodrun told all ranks to end: how it then ended says nothing. Python would have ended
+        # with 1.
+        failure = Failure("exception", end.rank, end.host, lines[-1], end.traceback, 1, lines=end.lines)
         return Outcome(ExitStatus.TRAINING_FAILED, f"{end.who} raised an exception", lines, failure)
     failure = Failure(
         kind=_kind(end.end),
