@@ -6,6 +6,7 @@ import functools
 import shutil
 
 import pytest
+from namespace_hosts import why_no_hosts
 
 from hvdtrain.horovod.installed import installed
 
@@ -17,6 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             under_mpi = "mpi" in _parameters(item).values()
             if reason := _why_no_processes() or (under_mpi and _why_no_mpi()):
                 item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("hosts") and (reason := why_no_hosts()):
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _parameters(item: pytest.Item) -> dict[str, object]:
