@@ -269,6 +269,7 @@ command:
 - t.py
 - '0.10'
 directory: /code
+python: null
 processes: null
 oversubscribe: false
 hosts:
@@ -276,6 +277,17 @@ hosts:
   list: []
   include: []
   exclude: []
+  drop_failing: false
+ssh:
+  user: null
+  port: null
+  identity_file: null
+  config: null
+network:
+  fabric: auto
+  interfaces: []
+  hcas: []
+validate: quick
 controller: auto
 env:
   set:

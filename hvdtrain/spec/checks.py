@@ -28,6 +28,8 @@ def contradictions(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[
     if spec.hosts.file and spec.hosts.list:
         yield ("hosts", "list"), "give either hosts.file or hosts.list, not both"
     yield from _elastic(spec, given)
+    if spec.network.hcas and spec.network.fabric == "tcp":
+        yield ("network", "hcas"), "network.fabric is tcp, which uses no InfiniBand or RoCE adapter"
     yield from _variables(spec)
 
 

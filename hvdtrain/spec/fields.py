@@ -135,6 +135,12 @@ def _check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
+def _check_interpreter(path: str) -> str:
+    if not path.startswith("/"):
+        raise UnfitError("the absolute path of a Python, the same on all hosts")
+    return path
+
+
 def _check_task(task: str) -> str:
     if not re.fullmatch(_TASK, task):
         raise UnfitError("module:Class, such as my_package.my_module:MyTask")
@@ -181,6 +187,7 @@ def is_reserved(variable: str) -> bool:
 
 # Before-validators stand outside of `| None`, so that they see the loader's own nothing first.
 Text = Annotated[str, BeforeValidator(_text)]
+OptionalText = Annotated[str | None, BeforeValidator(_text)]
 AnyValue = Annotated[Any, BeforeValidator(_any)]
 Boolean = Annotated[bool, BeforeValidator(_boolean)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_path)]
@@ -192,6 +199,10 @@ TaskName = Annotated[
     BeforeValidator(_text),
 ]
 Command = Annotated[Annotated[tuple[Text, ...], AfterValidator(_check_command)] | None, BeforeValidator(_command)]
+Interpreter = Annotated[
+    Annotated[str, AfterValidator(_check_interpreter), Field(json_schema_extra={"pattern": r"^/|\$\{"})] | None,
+    BeforeValidator(_text),
+]
 # To be combined with the key's own limits.
 WHOLE_NUMBER = BeforeValidator(_whole_number)
 NUMBER = BeforeValidator(_number)

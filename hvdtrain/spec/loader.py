@@ -58,7 +58,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, s
 
 def resolved_yaml(spec: JobSpec) -> str:
     """The spec as YAML, with all defaults that apply to it, for `load_spec` to read again."""
-    data = spec.model_dump()
+    data = spec.model_dump(by_alias=True)
     left_out = ("command",) if spec.command is None else ("task", "options", "checkpoint")
     data = {key: value for key, value in data.items() if key not in left_out}
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
@@ -120,8 +120,10 @@ def _complete(spec: JobSpec, path: Path, document: Document, problems: list[Prob
     hosts = spec.hosts
     if hosts.file:
         hosts = hosts.model_copy(update={"file": absolute(hosts.file, ("hosts", "file"))})
+    paths = {key: path for key in ("identity_file", "config") if (path := getattr(spec.ssh, key))}
+    ssh = spec.ssh.model_copy(update={key: absolute(path, ("ssh", key)) for key, path in paths.items()})
     directory = absolute(spec.directory or Path(), ("directory",))
-    return spec.model_copy(update={"name": name, "hosts": hosts, "directory": directory})
+    return spec.model_copy(update={"name": name, "hosts": hosts, "directory": directory, "ssh": ssh})
 
 
 def _first(problems: list[Problem], source: str) -> list[Problem]:

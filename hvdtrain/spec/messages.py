@@ -115,7 +115,8 @@ def dotted(path: KeyPath) -> str:
 
 def key_paths(section: type[Section] = JobSpec, prefix: KeyPath = ()) -> Iterator[KeyPath]:
     """Every key of the spec, sections included, in their order."""
-    for name, field in section.model_fields.items():
+    for attribute, field in section.model_fields.items():
+        name = field.alias or attribute
         yield (*prefix, name)
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, Section):

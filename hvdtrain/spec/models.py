@@ -15,8 +15,10 @@ from hvdtrain.spec.fields import (
     AnyValue,
     Boolean,
     Command,
+    Interpreter,
     JobName,
     OptionalPath,
+    OptionalText,
     TaskName,
     Text,
     UnfitError,
@@ -45,6 +47,38 @@ class Hosts(Section):
 
     exclude: tuple[Text, ...] = ()
     """All of the hosts but these (names or ranges)."""
+
+    drop_failing: Boolean = False
+    """Go on without hosts that fail their check (`validate`), if those that are left have enough slots."""
+
+
+class Ssh(Section):
+    """How hosts are reached, where your own ssh configuration doesn't say it. No password is ever asked for."""
+
+    user: OptionalText = None
+    """Login name; one that a hostfile gives a host comes first. null: as ssh itself decides."""
+
+    port: Annotated[Annotated[int, Field(ge=1, le=65535)] | None, WHOLE_NUMBER] = None
+    """Port of the hosts' sshd. null: as ssh itself decides."""
+
+    identity_file: OptionalPath = None
+    """Private key, relative to the spec's folder. null: as ssh itself decides."""
+
+    config: OptionalPath = None
+    """ssh configuration in the place of your own, relative to the spec's folder."""
+
+
+class Network(Section):
+    """What the workers talk over. docs/networks.md says what is chosen and set."""
+
+    fabric: Annotated[Literal["auto", "tcp", "infiniband", "roce"], CHOICE] = "auto"
+    """Kind of network. auto: the best that all hosts have. One that a host lacks is an error, never replaced."""
+
+    interfaces: tuple[Text, ...] = ()
+    """Only these interfaces, by name (`eth1`) or network (`10.1.0.0/16`). Empty: chosen by what reaches all hosts."""
+
+    hcas: tuple[Text, ...] = ()
+    """Only these InfiniBand or RoCE adapters (`mlx5_0`, `mlx5_1:1`). Empty: chosen."""
 
 
 class Environment(Section):
@@ -150,7 +184,10 @@ class JobSpec(Section):
     """The task's options, such as `epochs`, `batch_size` (samples per worker and step) and `lr`."""
 
     directory: OptionalPath = None
-    """Working directory of the workers, relative to the spec's folder. Default: the spec's folder."""
+    """Working directory of the workers on all hosts, relative to the spec's folder. Default: the spec's folder."""
+
+    python: Interpreter = None
+    """Absolute path of the Python on the hosts, which has hvdtrain and Horovod. null: the launcher's own."""
 
     processes: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
     """How many workers. null: one for every slot of the hosts."""
@@ -160,6 +197,16 @@ class JobSpec(Section):
 
     hosts: Annotated[Hosts, SECTION] = Hosts()
     """Where to run."""
+
+    ssh: Annotated[Ssh, SECTION] = Ssh()
+    """How hosts are reached."""
+
+    network: Annotated[Network, SECTION] = Network()
+    """What the workers talk over."""
+
+    # Its plain name is a method of every model.
+    validate_: Annotated[Literal["none", "quick"], CHOICE] = Field("quick", alias="validate")
+    """What is checked on the hosts before the start, if there are others than this machine."""
 
     controller: Annotated[Literal["auto", "mpi", "gloo"], CHOICE] = "auto"
     """Who starts the workers and carries CPU tensors. auto: MPI on one host where it is built, else Gloo."""

@@ -1,0 +1,1 @@
+"""Reaching other hosts: the user's own OpenSSH, and many hosts at once."""
