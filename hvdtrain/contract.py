@@ -43,9 +43,10 @@ LAUNCHER_LOG = "launcher.log"
 LAUNCH_LOG = "launch.log"
 CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
-# Of an elastic job: the hosts of the moment as horovodrun wants them, and the programs that stand first on its PATH.
+# Of an elastic job: the hosts of the moment as horovodrun wants them.
 HOSTS_FILE = "elastic/hosts"
-PROGRAMS = "elastic/bin"
+# The programs that stand first on horovodrun's PATH.
+PROGRAMS = "bin"
 
 # The signal that asks a rank for its stacks. A real-time one: SIGUSR1 and 2 are for users' programs and schedulers.
 DUMP_SIGNAL = signal.SIGRTMIN + 7

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdtrain.hosts.models import Host
 from hvdtrain.plan.plan import ElasticPlan
 from hvdtrain.supervise import host_source
 from hvdtrain.supervise.host_source import DISCOVERY_INTERVAL_S, HostSource
@@ -17,7 +18,7 @@ class Source:
     """A source in a folder, and what it has told."""
 
     def __init__(self, folder: Path, hostfile: Path | None = None, discovery: tuple[str, ...] | None = None) -> None:
-        plan = ElasticPlan(1, 8, 2, str(hostfile) if hostfile else None, discovery, 10, 600)
+        plan = ElasticPlan(1, 8, {"localhost": 2}, str(hostfile) if hostfile else None, discovery, 10, 600)
         self.told: list[str] = []
         self._source = HostSource(plan, str(folder), dict(os.environ), self.told.append)
         self._now = 0.0
@@ -25,10 +26,10 @@ class Source:
     def slots(self) -> int:
         """After the next answer of a program, where there is one."""
         self._now += DISCOVERY_INTERVAL_S
-        self._source.slots(self._now)
+        self._source.hosts(self._now)
         while (program := self._source._program) is not None and program.poll() is None:
             time.sleep(0.01)
-        return self._source.slots(self._now)
+        return sum(host.slots for host in self._source.hosts(self._now).values())
 
     def close(self) -> None:
         self._source.close()
@@ -54,14 +55,11 @@ def test_a_hostfile_that_is_edited(tmp_path: Path) -> None:
     assert "did you mean 'slots'?" in source.told[0]
 
 
-def test_other_machines_are_left_out_and_named_once(tmp_path: Path) -> None:
+def test_hosts_by_name_in_their_order(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text("localhost slots=3\nfar-away slots=4\n")
-    source = Source(tmp_path, hostfile)
-    assert source.slots() == 3
-    hostfile.write_text("localhost slots=4\nfar-away slots=4\n")
-    assert source.slots() == 4
-    assert source.told == ["this version starts workers on this machine only: far-away is left out"]
+    hostfile.write_text("localhost slots=3\nada@far-away slots=4\n")
+    hosts = Source(tmp_path, hostfile)._source.hosts(0)
+    assert list(hosts.values()) == [Host("localhost", 3), Host("far-away", 4, user="ada")]
 
 
 def test_a_program_that_prints_hosts(tmp_path: Path) -> None:
@@ -85,17 +83,17 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
 def test_a_program_that_gives_no_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_source, "DISCOVERY_TIMEOUT_S", 0.0)
     source = Source(tmp_path, discovery=("sleep", "1000"))
-    source._source.slots(100)
+    source._source.hosts(100)
     program = source._source._program
     assert program
-    source._source.slots(100)
+    source._source.hosts(100)
     assert program.returncode == -9
     assert source.told == ["elastic.discovery gave no answer within 0 s"]
 
 
 def test_a_program_is_ended_with_the_job(tmp_path: Path) -> None:
     source = Source(tmp_path, discovery=("sleep", "1000"))
-    source._source.slots(100)
+    source._source.hosts(100)
     program = source._source._program
     assert program
     source.close()

@@ -237,7 +237,7 @@ def test_a_dry_run_for_programs_is_the_plan_that_runs(job: Job) -> None:
         (["--set", "command=[python, tarin.py]"], "the script 'tarin.py' doesn't exist"),
         (["--set", "command=[no-such-program]"], "the program 'no-such-program' wasn't found or isn't executable"),
         (["--set", "directory=/nonexistent"], "the working directory doesn't exist"),
-        (["--hosts", "far-away:2"], "this version starts workers on this machine only, and the plan has far-away"),
+        (["--hosts", "far-away:2"], "far-away: name: its name can't be resolved"),
         (["--runs", "/proc/runs"], "can't write the run directory"),
     ],
 )

@@ -23,7 +23,8 @@ def report(time: float, exception: str) -> Report:
 def rank(number: int, code: int | None, reported: Report | None = None, **end: Any) -> RankEnd:
     told = end.pop("ending", False)
     ended = None if code is None else End(code, end.get("stopped", False), end.get("oom", False), reported)
-    return RankEnd(number, f"node{number}", ended, told, end.get("lines", ("a line",)))
+    lines, heard = end.get("lines", ("a line",)), end.get("heard", 0.0)
+    return RankEnd(number, f"node{number}", ended, told, lines, end.get("host_fault"), heard)
 
 
 def outcome(*failures: RankEnd, **facts: Any) -> Outcome:
@@ -60,6 +61,24 @@ def test_the_earliest_exception_counts_and_not_the_earliest_end() -> None:
     assert found.failure
     assert found.failure.exception == "ValueError: bad"
     assert found.evidence[-1] == "ValueError: bad"
+
+
+def test_a_crash_after_an_exception_is_not_the_cause_and_one_before_it_is() -> None:
+    raised = rank(1, 1, report(10.1, "ValueError: bad"), heard=12.0)
+    assert named(outcome(rank(0, -6, heard=11.0), raised)) == (4, 1, "exception")
+    assert named(outcome(rank(0, -11, heard=9.0), raised)) == (4, 0, "signal")
+
+
+def test_a_lost_host_is_told_with_its_rank() -> None:
+    found = outcome(rank(2, None, host_fault="nothing has been heard of it for 15 s"))
+    assert named(found) == (5, 2, "lost_host")
+    assert found.summary == "rank 2 on node2 was lost: its host is lost, nothing has been heard of it for 15 s"
+
+
+def test_a_host_that_is_lost_before_its_workers_came() -> None:
+    found = outcome(missing=(1, 2), lost_hosts={"far": "its connection has ended"}, launcher_code=1)
+    assert named(found) == (5, None, "lost_host")
+    assert found.summary == "far was lost: its connection has ended"
 
 
 def test_consequences_are_not_causes() -> None:

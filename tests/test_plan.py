@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from hvdtrain.errors import StartError, UsageError
+from hvdtrain.fabric.models import host_fabric
+from hvdtrain.fabric.routes import ChosenNetwork, HostNetwork
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.environment import BASE, matching
-from hvdtrain.plan.facts import Facts
+from hvdtrain.plan.facts import Facts, NetworkFacts
 from hvdtrain.plan.placement import place, workers_per_host
 from hvdtrain.plan.plan import LaunchPlan, make_plan
 from hvdtrain.plan.render import quote, render
-from hvdtrain.spec.models import Elastic, Environment, HorovodSettings, JobSpec, Restarts
+from hvdtrain.spec.models import Elastic, Environment, HorovodSettings, JobSpec, Restarts, Ssh
 
 FACTS = Facts(
     python="/env/bin/python",
@@ -44,6 +46,7 @@ def spec(**keys: Any) -> JobSpec:
 
 
 def plan(job: JobSpec, where: list[Host], **facts: Any) -> LaunchPlan:
+    facts = {"remote": frozenset(host.name for host in where[1:])} | facts
     return make_plan(job, where, Facts(**(FACTS.__dict__ | facts)), Path("/jobs/runs/job/1"))
 
 
@@ -77,6 +80,13 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
         "restarts": 0,
         "backoff_s": 5.0,
         "elastic": None,
+        "python": "/env/bin/python",
+        "ssh": {"user": None, "port": None, "identity_file": None, "config": None},
+        "agents": {},
+        "names": {},
+        "host_environment": {},
+        "mpi_parameters": {},
+        "mpirun": "/usr/bin/mpirun",
         "reasons": [
             "controller mpi: one host: MPI's shared memory is faster than Gloo",
             "2 processes, of 4 slots: 2 on node1",
@@ -93,7 +103,8 @@ def test_the_whole_plan_of_a_task_on_several_hosts() -> None:
     )
     made = plan(job, hosts(2, 1))
     assert made.argv == (
-        "/env/bin/horovodrun", "-np", "3", "-H", "node1:2,node2:1", "--gloo", "--disable-cache",
+        "/env/bin/horovodrun", "-np", "3", "-H", "node1:2,node2:1", "--network-interfaces", "lo", "--gloo",
+        "--disable-cache",
         "--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--autotune",
         "/env/bin/python", "-m", "hvdtrain.worker", "/env/bin/python", "-m", "hvdtrain.train",
     )  # fmt: skip
@@ -108,6 +119,71 @@ def test_the_whole_plan_of_a_task_on_several_hosts() -> None:
         "controller gloo: several hosts over TCP: Gloo is faster than MPI",
         "3 processes, one for every slot: 2 on node1, 1 on node2",
     )
+
+
+def test_each_other_host_is_reached_by_its_own_ssh_command() -> None:
+    where = [Host("node1"), Host("node2", user="ada"), Host("fd00::3")]
+    made = plan(spec(ssh=Ssh(user="bob", port=2222, identity_file=Path("/keys/id"), config=Path("/c"))), where)
+    assert "-H" in made.argv
+    assert made.argv[made.argv.index("-H") + 1] == "node1:1,node2:1,fd00--3.ip6:1"
+    assert made.names == {"fd00--3.ip6": "fd00::3"}
+    assert list(made.agents) == ["node2", "fd00::3"]
+    for host, user in (("node2", "ada"), ("fd00::3", "bob")):
+        assert made.agents[host][0] == "ssh"
+        assert made.agents[host][-9:] == (
+            "-F", "/c", "-p", "2222", "-i", "/keys/id", "-l", user, "--", host,
+            "exec /env/bin/python -m hvdtrain.worker.agent",
+        )[-9:]  # fmt: skip
+
+
+def test_the_spec_may_name_the_hosts_python() -> None:
+    made = plan(spec(python="/opt/my env/python"), hosts(1, 1))
+    assert made.agents["node2"][-1] == "exec '/opt/my env/python' -m hvdtrain.worker.agent"
+    assert made.argv[0] == "/env/bin/horovodrun"
+    assert made.argv[-5:] == ("/opt/my env/python", "-m", "hvdtrain.worker", "python", "train.py")
+    assert made.environment["PATH"].startswith("/opt/my env:")
+
+
+def network(**interfaces: str) -> NetworkFacts:
+    """Hosts with one interface each on 10.0.0.0/24, without RDMA."""
+    fabrics, per_host = {}, {}
+    for number, (host, interface) in enumerate(interfaces.items(), 1):
+        address = {"family": "inet", "address": f"10.0.0.{number}", "prefix_length": 24, "scope": "global"}
+        known = {"name": interface, "kind": "ethernet", "is_up": True, "operstate": "up", "addresses": [address]}
+        fabrics[host] = host_fabric(host, {"network": {"interfaces": [known]}})
+        per_host[host] = HostNetwork(interface, f"10.0.0.{number}", 24, 1000)
+    launcher = dict.fromkeys(per_host, "10.0.0.1")
+    chosen = ChosenNetwork(per_host, launcher, ("10.0.0.0/24",), (), (), ("network 10.0.0.0/24: all share it",))
+    return NetworkFacts(fabrics, chosen)
+
+
+def test_the_network_of_several_hosts() -> None:
+    made = plan(spec(controller="gloo"), hosts(1, 1), network=network(node1="eth0", node2="ens1"))
+    assert made.host_environment == {
+        "node1": {"HOROVOD_GLOO_IFACE": "eth0"},
+        "node2": {"HOROVOD_GLOO_IFACE": "ens1"},
+    }
+    assert made.environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.1"
+    assert made.mpi_parameters == {}
+    assert made.reasons[2] == "network 10.0.0.0/24: all share it"
+    assert LaunchPlan.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_mpi_is_told_the_network_in_place_of_horovodruns_choice() -> None:
+    made = plan(spec(controller="mpi"), hosts(1, 1), network=network(node1="eth0", node2="ens1"))
+    assert made.mpi_parameters == {
+        "pml": "ob1",
+        "btl": "tcp,self,vader",
+        "btl_tcp_if_include": "10.0.0.0/24",
+        "oob_tcp_if_include": "10.0.0.0/24",
+    }
+
+
+def test_what_the_user_sets_by_hand_counts() -> None:
+    job = spec(controller="gloo", env=Environment(set={"HOROVOD_GLOO_IFACE": "bond0"}))
+    made = plan(job, hosts(1, 1), network=network(node1="eth0", node2="ens1"))
+    assert made.environment["HOROVOD_GLOO_IFACE"] == "bond0"
+    assert made.host_environment == {}
 
 
 def test_the_same_input_gives_the_same_plan() -> None:

@@ -12,14 +12,14 @@ def offered(slots: Slots, now: float) -> list[str]:
 
 
 def test_every_worker_has_a_host_of_its_own() -> None:
-    aliases = offered(Slots(1000, 1000, 10), 0)
+    aliases = offered(Slots({"a": 600, "b": 400}, 1000, 10), 0)
     assert len(set(aliases)) == 1000
     assert all(is_this_machine(alias) for alias in aliases)
     assert "127.0.0.1" not in aliases
 
 
 def test_a_failed_slot_comes_back_under_another_address() -> None:
-    slots = Slots(2, 8, cooldown_s=10)
+    slots = Slots({"a": 2}, 8, cooldown_s=10)
     first, second = offered(slots, 0)
     slot = slots.find(second)
     assert slot
@@ -32,7 +32,7 @@ def test_a_failed_slot_comes_back_under_another_address() -> None:
 
 
 def test_cool_downs_double_until_a_worker_has_settled() -> None:
-    slots = Slots(1, 1, cooldown_s=10)
+    slots = Slots({"a": 1}, 1, cooldown_s=10)
     now, waits = 0.0, []
     for _ in range(6):
         (alias,) = offered(slots, now)
@@ -52,19 +52,19 @@ def test_cool_downs_double_until_a_worker_has_settled() -> None:
 
 
 def test_hosts_that_grow_and_shrink() -> None:
-    slots = Slots(2, 3, cooldown_s=10)
+    slots = Slots({"a": 2}, 3, cooldown_s=10)
     before = offered(slots, 0)
-    slots.resize(5)
+    slots.resize({"a": 5})
     assert slots.count == 3
     grown = offered(slots, 1)
     assert grown[:2] == before
-    slots.resize(1)
+    slots.resize({"a": 1})
     assert offered(slots, 2) == before[:1]
     assert slots.find(grown[2]) is None
 
 
 def test_a_worker_that_never_comes_gets_another_address() -> None:
-    slots = Slots(2, 2, cooldown_s=10)
+    slots = Slots({"a": 2}, 2, cooldown_s=10)
     first, second = offered(slots, 0)
     taken = slots.find(first)
     assert taken
@@ -74,3 +74,22 @@ def test_a_worker_that_never_comes_gets_another_address() -> None:
     slots.renew(61, patience_s=60)
     assert slots.aliases()[0] == first
     assert slots.aliases()[1] != second
+
+
+def test_slots_of_a_host_that_cannot_be_used_are_not_offered() -> None:
+    slots = Slots({"a": 1, "b": 2}, 8, cooldown_s=10)
+    slots.offer(0, lambda host: host == "a")
+    assert [slot.host for alias in slots.aliases() if (slot := slots.find(alias))] == ["a"]
+    slots.offer(1, lambda host: True)
+    assert len(slots.aliases()) == 3
+    assert slots.count_on("b") == 2
+    one, two, three = slots.aliases()
+    taken = slots.find(two)
+    assert taken
+    taken.taken = True
+    # One worker is there, and its host is seen to be gone when it ends; nobody shall start the other one there.
+    slots.offer(2, lambda host: host == "a")
+    assert slots.aliases() == [one, two]
+    slots.resize({"b": 1})
+    assert slots.aliases() == [two]
+    assert slots.find(three) is None

@@ -36,9 +36,9 @@ class Supervisor:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        worker = listener.accept()
-        assert worker
-        self.channel = worker.connection
+        line = listener.accept()
+        assert line
+        self.channel = line.socket
         listener.close()
         self.channel.settimeout(PATIENCE_S)
         _, self.hello = frames.receive(self.channel)

@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from hvdtrain.fabric.models import HostFabric
+from hvdtrain.fabric.routes import ChosenNetwork
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """What the hosts can talk over.
+
+    Attributes:
+        fabrics: interfaces and adapters, by host.
+        chosen: the IP network by which all hosts reach each other.
+    """
+
+    fabrics: Mapping[str, HostFabric]
+    chosen: ChosenNetwork
 
 
 @dataclass(frozen=True)
@@ -17,6 +33,10 @@ class Facts:
         mpirun: path of the ``mpirun`` on PATH, or None.
         cores: CPU cores that this process may use.
         environment: the launcher's own variables.
+        remote: names of the job's hosts that aren't this machine.
+        nccl: whether Horovod carries GPU tensors by NCCL.
+        network: what the hosts can talk over; None for this machine alone, or where it isn't known.
+        dropped: hosts that were left out, and what each failed.
     """
 
     python: str
@@ -25,3 +45,7 @@ class Facts:
     mpirun: str | None
     cores: int
     environment: Mapping[str, str]
+    remote: frozenset[str] = frozenset()
+    nccl: bool = False
+    network: NetworkFacts | None = None
+    dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

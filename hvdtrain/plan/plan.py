@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain import contract
 from hvdtrain.errors import UsageError
+from hvdtrain.fabric.plan import plan_fabric
+from hvdtrain.fabric.settings import FabricPlan
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import check_secrets, worker_environment
 from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.placement import Placement, place, workers_per_host
+from hvdtrain.remote.ssh import SshSettings, ssh_command
 from hvdtrain.spec.models import HorovodSettings, JobSpec
 
 _TASK_RESTARTS = 3
@@ -29,7 +32,7 @@ class ElasticPlan:
     Attributes:
         minimum: workers that it needs.
         maximum: workers that it takes.
-        slots: of this machine, at the start.
+        slots: of each host, at the start.
         hostfile: which is read again when it changes; None: nobody changes the hosts.
         discovery: program and arguments that print the hosts of the moment, in the hostfile's place.
         cooldown_s: seconds before a failed slot gets a worker again.
@@ -38,7 +41,7 @@ class ElasticPlan:
 
     minimum: int
     maximum: int
-    slots: int
+    slots: dict[str, int]
     hostfile: str | None
     discovery: tuple[str, ...] | None
     cooldown_s: float
@@ -63,6 +66,13 @@ class LaunchPlan:
         restarts: how often the job may begin again.
         backoff_s: seconds before the first restart; doubles with each.
         elastic: None for a job whose workers stay the same.
+        python: the workers' interpreter, on every host.
+        ssh: how other hosts are reached.
+        agents: the ssh command that starts the agent of each host that isn't this machine.
+        names: what horovodrun is told in the place of a host's name -> that name, where it couldn't read it.
+        host_environment: variables of the workers of one host, over those of all.
+        mpi_parameters: Open MPI's MCA parameters that take the place of horovodrun's.
+        mpirun: path of the mpirun on PATH, or None.
         reasons: what was decided and why, one sentence each.
     """
 
@@ -79,6 +89,13 @@ class LaunchPlan:
     restarts: int
     backoff_s: float
     elastic: ElasticPlan | None
+    python: str
+    ssh: SshSettings
+    agents: dict[str, tuple[str, ...]]
+    names: dict[str, str]
+    host_environment: dict[str, dict[str, str]]
+    mpi_parameters: dict[str, str]
+    mpirun: str | None
     reasons: tuple[str, ...]
 
     @property
@@ -99,6 +116,8 @@ class LaunchPlan:
         if elastic := values["elastic"]:
             discovery = elastic["discovery"]
             values["elastic"] = ElasticPlan(**{**elastic, "discovery": tuple(discovery) if discovery else None})
+        values["ssh"] = SshSettings(**values["ssh"])
+        values["agents"] = {host: tuple(argv) for host, argv in values["agents"].items()}
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -118,7 +137,7 @@ def make_plan(
         StartError: the wanted controller can't be used.
     """
     slots = sum(host.slots for host in hosts)
-    elastic = _elastic(spec, slots, hostfile)
+    elastic = _elastic(spec, hosts, hostfile)
     processes = spec.processes or (min(slots, elastic.maximum) if elastic else slots)
     counts = workers_per_host(hosts, processes, oversubscribe=spec.oversubscribe)
     used = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
@@ -128,22 +147,30 @@ def make_plan(
     else:
         controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts)
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
+    reasons += [f"{host} is left out: {'; '.join(faults)}" for host, faults in facts.dropped.items()]
     if elastic:
         limit = "or more" if elastic.maximum == _NO_LIMIT else f"to {elastic.maximum}"
         reasons.append(f"elastic: goes on with {elastic.minimum} {limit} workers")
 
     check_secrets(facts.environment, spec.env.secrets)
+    python = spec.python or facts.python
+    ssh = ssh_settings(spec)
+    agents = {host.name: agent_command(host, ssh, python) for host, _ in used if host.name in facts.remote}
+    names = {_name_for_horovodrun(host.name): host.name for host, _ in used if ":" in host.name}
     environment = worker_environment(
         facts.environment,
-        python=facts.python,
+        python=python,
         set_values=spec.env.set,
         forward=spec.env.forward,
         secrets=spec.env.secrets,
     )
+    network = _network(spec, facts, [host.name for host, _ in used], controller, environment)
+    environment = {**network.environment, **environment}
+    reasons += network.reasons
     environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
     if spec.task is not None:
         environment |= _task_environment(spec, spec.task, processes)
-    if controller == "mpi" and len(used) == 1:
+    if controller == "mpi" and not agents:
         # Without ssh on PATH mpirun fails even where it needs none.
         environment.setdefault("OMPI_MCA_plm", "isolated")
     if spec.hang_timeout_s is not None:
@@ -159,12 +186,12 @@ def make_plan(
         facts.horovodrun,
         # An elastic job begins with all slots that there are, as soon as there are enough.
         "-np", str(elastic.minimum if elastic else processes),
-        *(_elastic_arguments(elastic, run_directory) if elastic else _host_arguments(used)),
+        *(_elastic_arguments(elastic, run_directory) if elastic else _host_arguments(used, agents)),
         f"--{controller}",
         # Its cache of host and network checks lives for an hour and hides a host that has died since.
         "--disable-cache",
         *_tunables(spec.horovod),
-        *_worker_command(spec, facts.python),
+        *_worker_command(spec, python),
     )  # fmt: skip
     return LaunchPlan(
         name=spec.name,
@@ -180,13 +207,20 @@ def make_plan(
         restarts=_restarts(spec),
         backoff_s=spec.restarts.backoff_s,
         elastic=elastic,
+        python=python,
+        ssh=ssh,
+        agents=agents,
+        names=names,
+        host_environment={host: dict(variables) for host, variables in network.per_host.items()},
+        mpi_parameters=dict(network.mca),
+        mpirun=facts.mpirun,
         reasons=tuple(reasons),
     )
 
 
-def _elastic(spec: JobSpec, slots: int, hostfile: Path | None) -> ElasticPlan | None:
+def _elastic(spec: JobSpec, hosts: Sequence[Host], hostfile: Path | None) -> ElasticPlan | None:
     """The job's limits. Raises UsageError where there are too few slots to begin."""
-    wanted = spec.elastic
+    wanted, slots = spec.elastic, sum(host.slots for host in hosts)
     if wanted.min is None:
         return None
     if slots < wanted.min:
@@ -198,7 +232,7 @@ def _elastic(spec: JobSpec, slots: int, hostfile: Path | None) -> ElasticPlan | 
         minimum=wanted.min,
         # Horovod wants a number: without a limit of its own the job takes what the hosts will ever have.
         maximum=wanted.max or spec.processes or _NO_LIMIT,
-        slots=slots,
+        slots={host.name: host.slots for host in hosts},
         hostfile=str(hostfile) if hostfile and not wanted.discovery else None,
         discovery=wanted.discovery,
         cooldown_s=wanted.cooldown_s,
@@ -206,8 +240,47 @@ def _elastic(spec: JobSpec, slots: int, hostfile: Path | None) -> ElasticPlan | 
     )
 
 
-def _host_arguments(used: Sequence[tuple[Host, int]]) -> tuple[str, ...]:
-    return ("-H", ",".join(f"{host.name}:{count}" for host, count in used))
+def _network(
+    spec: JobSpec, facts: Facts, hosts: Sequence[str], controller: str, already_set: Mapping[str, str]
+) -> FabricPlan:
+    """What the workers and mpirun are told of the network; nothing where there is only this machine."""
+    if facts.network is None:
+        return FabricPlan("tcp", {}, {}, (), ())
+    chosen = facts.network.chosen
+    chosen = replace(chosen, per_host={host: chosen.per_host[host] for host in hosts})
+    made = plan_fabric(
+        fabric=spec.network.fabric,
+        hcas=spec.network.hcas,
+        fabrics=facts.network.fabrics,
+        network=chosen,
+        controller=controller,
+        nccl=facts.nccl,
+        already_set=already_set,
+    )
+    return replace(made, reasons=(*chosen.reasons, *made.reasons))
+
+
+def agent_command(host: Host, ssh: SshSettings, python: str) -> tuple[str, ...]:
+    """The ssh command that starts another host's agent."""
+    return tuple(ssh_command(host, ssh, f"exec {shlex.join([python, '-m', 'hvdtrain.worker.agent'])}"))
+
+
+def ssh_settings(spec: JobSpec) -> SshSettings:
+    """How the spec says that hosts are reached."""
+    key, config = spec.ssh.identity_file, spec.ssh.config
+    return SshSettings(spec.ssh.user, spec.ssh.port, str(key) if key else None, str(config) if config else None)
+
+
+def _host_arguments(used: Sequence[tuple[Host, int]], agents: Collection[str]) -> tuple[str, ...]:
+    hosts = ("-H", ",".join(f"{_name_for_horovodrun(host.name)}:{count}" for host, count in used))
+    # Which interface the workers take is said to each of them over its channel; without this horovodrun looks for one
+    # that has the same name on all hosts.
+    return (*hosts, "--network-interfaces", "lo") if agents else hosts
+
+
+def _name_for_horovodrun(name: str) -> str:
+    """Horovodrun takes an IPv6 address apart at its colons."""
+    return f"{name.replace(':', '-')}.ip6" if ":" in name else name
 
 
 def _elastic_arguments(elastic: ElasticPlan, run_directory: Path) -> tuple[str, ...]:

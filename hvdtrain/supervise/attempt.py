@@ -18,11 +18,19 @@ from hvdtrain.heartbeat import STOPPED
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.events import EventLoop
+from hvdtrain.supervise.hosts import (
+    RENDEZVOUS_ADDRESS,
+    Hosts,
+    programs_environment,
+    remote_environment,
+    write_programs,
+)
 from hvdtrain.supervise.lines import LineAssembler
 from hvdtrain.supervise.logs import LogFile
 from hvdtrain.supervise.masking import masker
 from hvdtrain.supervise.outcome import Ending, Outcome, RankEnd, explained, outcome_of
 from hvdtrain.supervise.recorder import Recorder
+from hvdtrain.supervise.remote import Handlers, RemoteHost
 from hvdtrain.supervise.watch import Hang, Watch
 
 # Until all workers have started: seconds as a rule, more on a busy machine or with many hosts.
@@ -91,6 +99,11 @@ class Attempt:
             self._loop.on_readable(listener.socket, lambda: self._accept(listener))
             stack.enter_context(self._files)
             stack.callback(processes.kill_descendants, self._spare)
+            self._hosts = Hosts(self._plan, listener.name, self._loop, self._handlers(), self._place)
+            stack.callback(self._hosts.close)
+            self._hosts.connect(lambda: not self._signals)
+            if not self._signals:
+                self._check_hosts()
             self._loop.drain()
             if not self._signals:
                 self._launcher = self._start_launcher(listener.name)
@@ -100,6 +113,19 @@ class Attempt:
                     self._loop.turn()
                 self._finish()
         return self._outcome()
+
+    def _check_hosts(self) -> None:
+        """The last thing before horovodrun starts. Raises StartError where hosts are missing."""
+        self._hosts.require_all()
+
+    def _handlers(self) -> Handlers:
+        return Handlers(
+            opened=lambda worker: None,
+            said=self._take,
+            shut=self._leave,
+            ran=lambda number, output, code: None,
+            lost=self._on_lost_host,
+        )
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -119,21 +145,30 @@ class Attempt:
                 self._kill_launcher()
 
     def _accept(self, listener: channel.Listener) -> None:
-        worker = listener.accept()
-        if worker is not None:
-            self._loop.on_readable(worker.connection, lambda: self._hear(worker))
+        line = listener.accept()
+        if line is not None:
+            worker = channel.Worker(line)
+            self._loop.on_readable(line.socket, lambda: self._hear(worker, line))
 
-    def _hear(self, worker: channel.Worker) -> None:
+    def _hear(self, worker: channel.Worker, line: channel.SocketLine) -> None:
+        if data := line.receive():
+            self._take(worker, data)
+        else:
+            self._leave(worker)
+
+    def _take(self, worker: channel.Worker, data: bytes) -> None:
         try:
-            for kind, payload in worker.read():
+            for kind, payload in worker.reader.feed(data):
                 self._on_frame(worker, kind, payload)
-        except (EOFError, ValueError, KeyError, TypeError, frames.ChannelError):
-            # The end of the connection, or something that no worker of ours says.
+        except (ValueError, KeyError, TypeError, frames.ChannelError):
+            # Something that no worker of ours says.
             self._leave(worker)
 
     def _on_frame(self, worker: channel.Worker, kind: bytes, payload: bytes) -> None:
         if kind == frames.HELLO:
             self._on_hello(worker, payload)
+        elif kind == frames.RUN and isinstance(worker.line, channel.SocketLine):
+            self._hosts.run(worker.line, payload)
         elif kind in worker.streams:
             for line in worker.streams[kind].feed(payload):
                 self._line(worker, line, error=kind == frames.ERR)
@@ -168,9 +203,27 @@ class Attempt:
             raise ValueError("a rank that can't be")
         return worker.rank
 
+    def _place(self, name: str) -> str:
+        """The host that horovodrun means by a name."""
+        return self._plan.names.get(name, name)
+
     def _worker_environment(self, worker: channel.Worker) -> dict[str, str]:
         """Its command's variables, beside those that horovodrun sets."""
-        return self._environment
+        assert worker.rank is not None
+        return self._host_environment(worker.host if worker.is_remote else self._plan.placements[worker.rank].host)
+
+    def _host_environment(self, host: str) -> dict[str, str]:
+        """The variables of a host's workers."""
+        environment = remote_environment(self._environment) if self._hosts.get(host) else self._environment
+        environment = environment | self._plan.host_environment.get(host, {})
+        return environment | {RENDEZVOUS_ADDRESS: "127.0.0.1"} if self._hosts.has_tunnels else environment
+
+    def _on_lost_host(self, host: RemoteHost, why: str) -> None:
+        """Its workers are said to be gone next."""
+        if self._launcher is not None and not self._signals:
+            self._recorder.news("host_lost", f"{host.name} is lost: {why}", host=host.name)
+            if not self._ending:
+                self._end_after(LAST_WORDS_S)
 
     def _line(self, worker: channel.Worker, line: str, *, error: bool) -> None:
         assert worker.rank is not None
@@ -186,8 +239,10 @@ class Attempt:
                 self._line(worker, line, error=kind == frames.ERR)
 
     def _leave(self, worker: channel.Worker) -> None:
-        self._loop.forget(worker.connection)
-        worker.connection.close()
+        if isinstance(worker.line, channel.SocketLine):
+            self._loop.forget(worker.line.socket)
+            self._hosts.abandon(worker.line)
+        worker.line.close()
         if worker.rank is not None and self._workers.get(worker.rank) is worker and not worker.ended:
             self._on_end(worker, None)
 
@@ -196,7 +251,9 @@ class Attempt:
         assert worker.rank is not None
         worker.ended = True
         self._flush(worker)
-        rank_end = RankEnd(worker.rank, worker.host, end, worker.ending, tuple(worker.last_lines))
+        fault = self._hosts.fault(worker.host) if worker.is_remote else None
+        lines = tuple(worker.last_lines)
+        rank_end = RankEnd(worker.rank, worker.host, end, worker.ending, lines, fault, time.time())
         self._recorder.rank_ended(rank_end)
         if end is None or end.code != 0:
             self._on_failure(worker, rank_end)
@@ -238,11 +295,17 @@ class Attempt:
 
     def _start_launcher(self, channel_name: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in self._plan.environment.items() if _SHELL_NAME.fullmatch(name)}
+        if self._needs_programs:
+            write_programs(self._plan)
+            environment = programs_environment(self._plan, environment)
+        if self._plan.agents:
+            # horovodrun would carry this login's over to the other hosts.
+            environment = remote_environment(environment)
         try:
             launcher = subprocess.Popen(
                 self._plan.argv,
                 cwd=self._plan.directory,
-                env=self._launcher_environment(environment) | {contract.CHANNEL: channel_name},
+                env=environment | {contract.CHANNEL: channel_name},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -264,9 +327,10 @@ class Attempt:
         self._loop.on_readable(output, lambda: self._launcher_output(output, assembler, log))
         return launcher
 
-    def _launcher_environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """Horovodrun's own variables; the workers get theirs over the channel."""
-        return environment
+    @property
+    def _needs_programs(self) -> bool:
+        """Whether horovodrun has to reach other hosts, or what it takes for such."""
+        return bool(self._plan.agents)
 
     def _launcher_output(self, output: IO[bytes], assembler: LineAssembler, log: LogFile) -> None:
         data = output.read()
@@ -330,6 +394,7 @@ class Attempt:
                 missing=self._missing(),
                 size=self._size,
                 start_timeout_s=START_TIMEOUT_S if self._start_timed_out else None,
+                lost_hosts=self._hosts.lost if self._hosts else {},
                 launcher_ended_first=self._launcher_ended_first,
             )
         )

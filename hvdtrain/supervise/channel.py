@@ -7,8 +7,10 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hvdtrain import frames, processes
 from hvdtrain.heartbeat import Beat
@@ -50,11 +52,44 @@ class End:
     report: Report | None
 
 
+class Line(Protocol):
+    """The way to a worker."""
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; a worker that is gone is noticed by what comes from it."""
+
+    def close(self) -> None:
+        """End the channel, and with it the worker."""
+
+
+@dataclass(frozen=True)
+class SocketLine:
+    """The way to a worker, or to what stands for ssh, on this machine."""
+
+    socket: socket.socket
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame."""
+        with suppress(OSError):
+            self.socket.sendall(frame)
+
+    def receive(self) -> bytes:
+        """What can be read now; nothing at the connection's end."""
+        try:
+            return self.socket.recv(1 << 20)
+        except OSError:
+            return b""
+
+    def close(self) -> None:
+        """End the connection."""
+        self.socket.close()
+
+
 @dataclass
 class Worker:
-    """One connected worker: its socket, and what is known of its rank."""
+    """One connected worker, and what is known of its rank."""
 
-    connection: socket.socket
+    line: Line
     reader: frames.FrameReader = field(default_factory=frames.FrameReader)
     rank: int | None = None
     host: str = ""
@@ -69,44 +104,29 @@ class Worker:
     )
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
 
-    def read(self) -> Iterator[tuple[bytes, bytes]]:
-        """The frames that can be read now. The connection's end raises.
-
-        Raises:
-            EOFError: the worker is gone.
-        """
-        try:
-            data = self.connection.recv(1 << 20)
-        except ConnectionError as error:
-            raise EOFError from error
-        if not data:
-            raise EOFError
-        yield from self.reader.feed(data)
+    @property
+    def is_remote(self) -> bool:
+        """Whether it runs on another host."""
+        return not isinstance(self.line, SocketLine)
 
     def introduce(self, payload: bytes) -> None:
-        """Take rank, host, pid and alias from its HELLO."""
+        """Take rank, pid and alias from its HELLO, and the host where only it knows."""
         message = json.loads(payload)
-        self.rank, self.host, self.pid = int(message["rank"]), str(message["host"]), int(message["pid"])
+        self.rank, self.pid = int(message["rank"]), int(message["pid"])
+        self.host = self.host or str(message["host"])
         self.alias = str(message["alias"])
 
     def start(self, environment: dict[str, str]) -> None:
         """Let its command begin."""
-        self._send(frames.pack_json(frames.START, {"environment": environment}))
+        self.line.send(frames.pack_json(frames.START, {"environment": environment}))
 
     def stop(self, number: int, grace_s: float) -> None:
         """End its command with that signal, and by SIGKILL after the grace period, in seconds."""
-        self._send(frames.pack_json(frames.STOP, {"signal": int(number), "grace_s": grace_s}))
+        self.line.send(frames.pack_json(frames.STOP, {"signal": int(number), "grace_s": grace_s}))
 
     def dump(self) -> None:
         """Ask for the stacks of its processes, which come as lines of its output."""
-        self._send(frames.pack(frames.DUMP, b""))
-
-    def _send(self, frame: bytes) -> None:
-        """Send a frame; a worker that is gone is noticed when it's read."""
-        try:
-            self.connection.sendall(frame)
-        except OSError:
-            return
+        self.line.send(frames.pack(frames.DUMP, b""))
 
 
 class Listener:
@@ -118,8 +138,8 @@ class Listener:
         self.socket.bind("\0" + self.name)
         self.socket.listen(socket.SOMAXCONN)
 
-    def accept(self) -> Worker | None:
-        """The next worker, who hasn't said yet which rank it is; None for another user's process."""
+    def accept(self) -> SocketLine | None:
+        """The next who comes, and hasn't said yet who it is; None for another user's process."""
         connection, _ = self.socket.accept()
         # The abstract namespace has no permissions, and the answer to a HELLO carries secrets.
         if processes.peer_user(connection) != os.getuid():
@@ -127,7 +147,7 @@ class Listener:
             return None
         # Its reader is the wrapper, which always reads: a send of this little can't block for long.
         connection.settimeout(10)
-        return Worker(connection)
+        return SocketLine(connection)
 
     def close(self) -> None:
         """Take no more workers."""

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from hvdtrain import contract
 from hvdtrain.errors import ExitStatus, StartError
 from hvdtrain.heartbeat import JOINING
+from hvdtrain.hosts.local import is_this_machine
+from hvdtrain.hosts.models import Host
 from hvdtrain.hosts.resolve import nvidia_gpus
-from hvdtrain.plan.plan import LaunchPlan
+from hvdtrain.plan.plan import LaunchPlan, agent_command
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.attempt import GRACE_S, LAST_WORDS_S, STACKS_S, Attempt
 from hvdtrain.supervise.host_source import HostSource
+from hvdtrain.supervise.hosts import IFACE, RENDEZVOUS_ADDRESS
 from hvdtrain.supervise.outcome import Outcome, RankEnd, rank_failed
 from hvdtrain.supervise.recorder import Recorder
+from hvdtrain.supervise.remote import RemoteHost, start_fault
 from hvdtrain.supervise.slots import Slots
 from hvdtrain.supervise.watch import Hang
 
@@ -26,21 +30,10 @@ from hvdtrain.supervise.watch import Hang
 RENEW_S = 60.0
 # From a worker's loss to the next step. Horovod's rendezvous has states from which it never returns.
 RESIZE_TIMEOUT_S = 120.0
+# Between two tries to reach a host.
+_RECONNECT_S = 10.0
 # Horovodrun has its own timeout for too few workers, and says in its words why it ends.
 _MARGIN_S = 15.0
-# horovodrun starts the worker of another host by ssh. All of these hosts are this one.
-_SSH = """\
-#!/bin/sh
-while [ $# -gt 0 ]; do
-    case $1 in
-        -o | -p | -i) shift 2 ;;
-        -*) shift ;;
-        *) break ;;
-    esac
-done
-shift
-exec sh -c "$*"
-"""
 
 
 class ElasticAttempt(Attempt):
@@ -58,10 +51,13 @@ class ElasticAttempt(Attempt):
         self._run_directory = Path(plan.run_directory)
         self._slots = Slots(plan.elastic.slots, plan.elastic.maximum, plan.elastic.cooldown_s)
         tell = functools.partial(recorder.news, "hosts")
-        self._hosts = HostSource(plan.elastic, plan.directory, plan.environment, tell)
+        self._source = HostSource(plan.elastic, plan.directory, plan.environment, tell)
         self._written: list[str] | None = None
         # Slot -> the number of its workers.
-        self._numbers: dict[int, int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}
+        # When a host that was lost, or couldn't be reached, is tried again; and what was said of it.
+        self._try_again: dict[str, float] = {}
+        self._told_of: dict[str, str] = {}
         self._own_fault: tuple[int, str] | None = None
         self._short_since: float | None = None
         self._gave_up = False
@@ -72,47 +68,70 @@ class ElasticAttempt(Attempt):
 
     def run(self) -> Outcome:
         """Run the plan to its end, whatever that is, and end every process of it."""
-        self._write_programs()
-        self._refresh(time.monotonic())
         try:
             return super().run()
         finally:
-            self._hosts.close()
+            self._source.close()
+
+    def _check_hosts(self) -> None:
+        """Begin with the hosts that there are; horovodrun waits for enough slots."""
+        try:
+            (self._run_directory / contract.HOSTS_FILE).parent.mkdir(exist_ok=True)
+        except OSError as error:
+            where = str(error.filename)
+            raise StartError(f"can't write the run directory: {error.strerror}", where=where) from error
+        self._refresh(time.monotonic())
+        if not self._slots.aliases():
+            self._hosts.require_all()
 
     # --- hosts -------------------------------------------------------------------------------------------------
 
-    def _write_programs(self) -> None:
-        ssh = self._run_directory / contract.PROGRAMS / "ssh"
-        try:
-            ssh.parent.mkdir(parents=True, exist_ok=True)
-            ssh.write_text(_SSH)
-            ssh.chmod(0o700)
-        except OSError as error:
-            raise StartError(f"can't write the run directory: {error.strerror}", where=str(ssh)) from error
+    @property
+    def _needs_programs(self) -> bool:
+        return True
 
-    def _launcher_environment(self, environment: dict[str, str]) -> dict[str, str]:
-        programs = str(self._run_directory / contract.PROGRAMS)
-        return environment | {"PATH": os.pathsep.join([programs, environment["PATH"]])}
+    def _place(self, name: str) -> str:
+        """The host of the slot that was offered under this address."""
+        slot = self._slots.find(name)
+        return slot.host if slot else name
 
     def _refresh(self, now: float) -> None:
         """Look at the hosts, and tell horovodrun which slots there are."""
-        before, wanted = self._slots.count, self._hosts.slots(now)
-        self._slots.resize(wanted)
+        before, hosts = self._slots.count, self._source.hosts(now)
+        slots = {name: host.slots for name, host in hosts.items()}
+        self._slots.resize(slots)
         if self._slots.count != before:
-            self._recorder.news("hosts", f"the hosts have {self._slots.count} slots now, not {before}", slots=wanted)
-        self._slots.offer(now)
+            text = f"the hosts have {self._slots.count} slots now, not {before}"
+            self._recorder.news("hosts", text, slots=sum(slots.values()))
+        self._reach(hosts, now)
+        self._slots.offer(now, lambda host: is_this_machine(host) or self._hosts.get(host) is not None)
         self._slots.renew(now, RENEW_S)
         aliases = self._slots.aliases()
         if aliases != self._written:
-            hosts = self._run_directory / contract.HOSTS_FILE
-            temporary = hosts.with_suffix(".new")
+            file = self._run_directory / contract.HOSTS_FILE
+            temporary = file.with_suffix(".new")
             try:
                 temporary.write_text("".join(f"{alias}:1\n" for alias in aliases))
-                temporary.replace(hosts)
+                temporary.replace(file)
                 self._written = aliases
             except OSError as error:
                 # The next time, perhaps.
                 self._recorder.disk_error(error)
+
+    def _reach(self, hosts: Mapping[str, Host], now: float) -> None:
+        """Connect with hosts that are new, or that were lost a while ago."""
+        for name, host in hosts.items():
+            if not is_this_machine(name) and now >= self._try_again.get(name, 0.0) and not self._hosts.knows(name):
+                self._try_again[name] = now + max(_RECONNECT_S, self._elastic.cooldown_s)
+                self._hosts.add(name, agent_command(host, self._plan.ssh, self._plan.python))
+
+    def _on_lost_host(self, host: RemoteHost, why: str) -> None:
+        if not self._ending:
+            fault = start_fault(host, self._plan.python) if not host.ready else None
+            text = f"{host.name} is lost: {why}" if fault is None else f"{host.name} can't be used: {fault.what}"
+            if text != self._told_of.get(host.name):
+                self._told_of[host.name] = text
+                self._recorder.news("host_lost", text, host=host.name)
 
     # --- workers -----------------------------------------------------------------------------------------------
 
@@ -121,12 +140,13 @@ class ElasticAttempt(Attempt):
         if slot is None or slot.taken:
             raise ValueError("a worker that nobody waits for")
         slot.taken = True
-        if slot.number not in self._numbers:
+        place = slot.host, slot.number
+        if place not in self._numbers:
             used = set(self._numbers.values())
             free = (number for number in range(len(used) + 1) if number not in used)
             assert worker.rank is not None
-            self._numbers[slot.number] = next(free) if worker.rank in used else worker.rank
-        number = self._numbers[slot.number]
+            self._numbers[place] = next(free) if worker.rank in used else worker.rank
+        number = self._numbers[place]
         before = self._workers.get(number)
         if before is not None and not before.ended:
             # Its slot was taken away, and is there again before it has left.
@@ -135,14 +155,29 @@ class ElasticAttempt(Attempt):
         return number
 
     def _worker_environment(self, worker: channel.Worker) -> dict[str, str]:
-        """With what Horovod takes for one host's worker: how many share this machine, and which GPU is its own."""
-        environment = self._environment | {contract.LOCAL_SIZE: str(self._slots.count)}
+        """With what Horovod takes for one host's worker: how many share its machine, and which GPU is its own."""
         slot = self._slots.find(worker.alias)
-        gpus = [str(number) for number in range(nvidia_gpus())]
+        if slot is None:
+            return self._environment
+        environment = self._host_environment(slot.host) | {contract.LOCAL_SIZE: str(self._slots.count_on(slot.host))}
+        gpus = [str(number) for number in range(self._gpus(slot.host))]
         if given := environment.get("CUDA_VISIBLE_DEVICES"):
             gpus = given.split(",")
-        if gpus and slot is not None:
+        if gpus:
             environment["CUDA_VISIBLE_DEVICES"] = gpus[slot.number % len(gpus)]
+        return environment
+
+    def _gpus(self, host: str) -> int:
+        remote = self._hosts.get(host)
+        return remote.gpus if remote else nvidia_gpus()
+
+    def _host_environment(self, host: str) -> dict[str, str]:
+        """With the network of a host that has come later: its interface to this machine."""
+        environment, remote = super()._host_environment(host), self._hosts.get(host)
+        address = self._hosts.launcher_address
+        if host not in self._plan.agents and remote and remote.interface and address:
+            environment |= {IFACE: remote.interface, RENDEZVOUS_ADDRESS: address}
+            environment.setdefault("NCCL_SOCKET_IFNAME", f"={remote.interface}")
         return environment
 
     def _alive(self) -> list[channel.Worker]:

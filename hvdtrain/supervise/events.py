@@ -5,6 +5,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 Action = Callable[[], None]
@@ -22,8 +23,9 @@ class EventLoop:
         self._selector.register(file, selectors.EVENT_READ, action)
 
     def forget(self, file: Any) -> None:
-        """Undo `on_readable`."""
-        self._selector.unregister(file)
+        """Undo `on_readable`, if that hasn't been done."""
+        with suppress(KeyError):
+            self._selector.unregister(file)
 
     def after(self, seconds: float, action: Action) -> None:
         """Call ``action`` once, in so many seconds."""
@@ -44,7 +46,9 @@ class EventLoop:
         if patience is not None:
             waits.append(patience)
         for key, _ in self._selector.select(min(waits, default=None)):
-            key.data()
+            # One event may end what another of the same moment is about.
+            if self._selector.get_map().get(key.fd) == key:
+                key.data()
         due = [timer for timer in self._timers if timer[0] <= time.monotonic()]
         for timer in due:
             self._timers.remove(timer)

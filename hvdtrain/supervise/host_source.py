@@ -12,7 +12,6 @@ from typing import IO
 
 from hvdtrain.errors import InputError
 from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
-from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.plan import ElasticPlan
 
@@ -21,13 +20,13 @@ DISCOVERY_TIMEOUT_S = 30.0
 
 
 class HostSource:
-    """Says how many slots this machine has, each time that it's asked. Never waits.
+    """Says which hosts there are and how many slots each has, each time that it's asked. Never waits.
 
     Args:
         plan: what to look at.
         directory: where the discovery program runs.
         environment: its variables.
-        tell: is given a sentence where the hosts can't be read, or aren't this machine; the same one only once.
+        tell: is given a sentence where the hosts can't be read; the same one only once.
     """
 
     def __init__(
@@ -38,15 +37,15 @@ class HostSource:
         self._environment = environment
         self._tell = tell
         self._told = ""
-        self._slots = plan.slots
+        self._hosts: dict[str, Host] = {name: Host(name, slots) for name, slots in plan.slots.items()}
         self._stamp: tuple[int, int, int] | None = None
         self._program: subprocess.Popen[bytes] | None = None
         self._output: IO[bytes] | None = None
         self._begun = 0.0
         self._next = 0.0
 
-    def slots(self, now: float) -> int:
-        """Slots of this machine at this moment; what was known before where the source has none or can't be read."""
+    def hosts(self, now: float) -> dict[str, Host]:
+        """The hosts at this moment, by name; what was known before where there is no source or it can't be read."""
         if self._plan.discovery:
             self._discover(self._plan.discovery, now)
         elif self._plan.hostfile:
@@ -54,7 +53,7 @@ class HostSource:
             if stamp != self._stamp:
                 self._stamp = stamp
                 self._take(lambda: read_hostfile(Path(str(self._plan.hostfile))))
-        return self._slots
+        return self._hosts
 
     def close(self) -> None:
         """End a program that still runs."""
@@ -116,9 +115,7 @@ class HostSource:
         except InputError as error:
             self._say(f"the hosts stay as they were: {error.problems[0]}")
             return
-        if remote := [host.name for host in hosts if not is_this_machine(host.name)]:
-            self._say(f"this version starts workers on this machine only: {', '.join(remote)} is left out")
-        self._slots = sum(host.slots for host in hosts if is_this_machine(host.name))
+        self._hosts = {host.name: host for host in hosts}
 
     def _say(self, text: str) -> None:
         if text != self._told:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hvdtrain import contract
 from hvdtrain.diagnosis import noise
@@ -30,6 +30,8 @@ class RankEnd:
         end: what its wrapper told; None if the wrapper vanished without a word.
         ending: whether somebody else than the supervisor had told the wrapper to end.
         lines: the last lines that it wrote.
+        host_fault: why its host is lost, where it is.
+        heard: when the supervisor heard of it, Unix seconds.
     """
 
     rank: int
@@ -37,6 +39,13 @@ class RankEnd:
     end: End | None
     ending: bool
     lines: tuple[str, ...]
+    host_fault: str | None = None
+    heard: float = 0.0
+
+    @property
+    def failed_at(self) -> float:
+        """When it failed, Unix seconds: by its exception's own time, where that is known."""
+        return self.end.report.time if self.end and self.end.report else self.heard
 
     @property
     def who(self) -> str:
@@ -130,6 +139,7 @@ class Ending:
         missing: ranks that never started.
         size: number of ranks.
         start_timeout_s: the time in which all should have started, if they haven't.
+        lost_hosts: hosts whose connections have ended, and why.
     """
 
     signals: tuple[signal.Signals, ...]
@@ -142,6 +152,7 @@ class Ending:
     missing: tuple[int, ...]
     size: int
     start_timeout_s: float | None
+    lost_hosts: Mapping[str, str] = field(default_factory=dict)
 
 
 def outcome_of(ending: Ending) -> Outcome:
@@ -152,6 +163,9 @@ def outcome_of(ending: Ending) -> Outcome:
         return _hung(ending.hang, ending.hung)
     if ending.failures and ending.start_timeout_s is None and not ending.launcher_ended_first:
         return rank_failed(choose_cause(ending.failures))
+    if ending.lost_hosts and ending.missing:
+        host, why = next(iter(ending.lost_hosts.items()))
+        return Outcome(ExitStatus.LOST, f"{host} was lost: {why}", failure=Failure("lost_host", host=host))
     return _launcher_failed(ending)
 
 
@@ -183,24 +197,21 @@ def explained(outcome: Outcome, ranks: Mapping[int, Sequence[str]], launcher: Se
 def choose_cause(ends: Sequence[RankEnd]) -> RankEnd:
     """Of the ranks that failed, in the order of their ends, the one to name as the cause.
 
-    A rank that raises shuts Horovod down while its interpreter winds up, so the others often end before it does; and
-    by then horovodrun may be ending the rank that raised. So the time of the exception counts, where it's known.
+    A rank that raises shuts Horovod down while its interpreter winds up, so the others often end before it does, some
+    by a crash; and by then horovodrun may be ending the rank that raised. So the time of the exception counts, where
+    it's known.
     """
     own_faults = [end for end in ends if not end.is_consequence]
-    reported = [(end.end.report.time, index) for index, end in enumerate(own_faults) if end.end and end.end.report]
     candidates = [end for end in own_faults if not end.was_told_to_end or end.traceback]
-    if reported and candidates and candidates[0].traceback:
-        return own_faults[min(reported)[1]]
-    return (candidates or own_faults or list(ends))[0]
+    return min(candidates or own_faults or list(ends), key=lambda end: end.failed_at)
 
 
 def rank_failed(end: RankEnd) -> Outcome:
     """The outcome when this rank was the first to fail."""
     if end.end is None:
         failure = Failure("lost_host", end.rank, end.host, lines=end.lines)
-        return Outcome(
-            ExitStatus.LOST, f"{end.who} was lost: it ended without a word", telling_lines(end.lines), failure
-        )
+        why = f"its host is lost, {end.host_fault}" if end.host_fault else "it ended without a word"
+        return Outcome(ExitStatus.LOST, f"{end.who} was lost: {why}", telling_lines(end.lines), failure)
     code = end.end.code
     lines = end.traceback or telling_lines(end.lines)
     if end.traceback and end.was_told_to_end:

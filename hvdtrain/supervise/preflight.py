@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 from hvdtrain.errors import StartError
-from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.spec.models import JobSpec
 
@@ -27,11 +26,6 @@ def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
     _check_temporary_folder(plan.environment.get("TMPDIR"))
     if spec.command:
         _check_command(spec.command, directory, plan.environment["PATH"])
-    if remote := [host for host in plan.hosts if not is_this_machine(host)]:
-        raise StartError(
-            f"this version starts workers on this machine only, and the plan has {', '.join(remote)}",
-            fix="use localhost, or look at the plan with --dry-run",
-        )
 
 
 def _check_temporary_folder(path: str | None) -> None:

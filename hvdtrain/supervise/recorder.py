@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import signal
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from hvdtrain.supervise.watch import Hang, Watch
 
 # Over so many seconds the throughput is averaged.
 _THROUGHPUT_WINDOW_S = 30.0
+# Why a variable or parameter has its value: for --dry-run and the plan's file.
+_OF_A_SETTING = re.compile(r"(mpirun )?\w+(=| by host \()")
 _STATES = {
     ExitStatus.DONE: "finished",
     ExitStatus.INTERRUPTED: "stopped",
@@ -75,7 +78,7 @@ class Recorder:
             if attempt == 0:
                 text = json.dumps(fingerprint(self._plan), indent=2)
                 (self._directory.path / contract.ENVIRONMENT_FILE).write_text(text + "\n")
-        reasons = "; ".join(self._plan.reasons)
+        reasons = "; ".join(reason for reason in self._plan.reasons if not _OF_A_SETTING.match(reason))
         self._console.message(f"{self._plan.name}: {reasons}" if attempt == 0 else f"attempt {attempt}")
         self._event("attempt_started", controller=self._plan.controller, processes=len(self._plan.placements))
         ranks = tuple(RankStatus(place.rank, place.host) for place in self._plan.placements)
