@@ -14,12 +14,16 @@ MAY_IMPORT_FRAMEWORKS = ("train/torch/", "train/keras/", "train/membership.py", 
 
 # Part -> the parts that it may import. `errors` and `contract` are open to all, as is `hvdtrain` itself (its version).
 ALLOWED = {
-    "cli": {"cli", "drill", "diagnosis", "supervise", "horovod", "plan", "hosts", "spec"},
+    "cli": {"cli", "cluster", "drill", "diagnosis", "supervise", "horovod", "plan", "fabric", "hosts", "spec"},
+    "cluster": {"cluster", "supervise", "horovod", "plan", "fabric", "remote", "hosts", "spec"},
     "drill": {"drill", "supervise", "plan", "hosts", "spec"},
-    "supervise": {"supervise", "diagnosis", "horovod", "plan", "hosts", "spec"},
+    "supervise": {"supervise", "diagnosis", "horovod", "plan", "fabric", "remote", "hosts", "spec"},
     "diagnosis": {"diagnosis"},
     "horovod": {"horovod"},
-    "plan": {"plan", "hosts", "spec"},
+    "plan": {"plan", "fabric", "remote", "hosts", "spec"},
+    "fabric": {"fabric", "remote", "hosts", "spec"},
+    "remote": {"remote", "hosts", "spec"},
+    "probe": {"probe"},
     "hosts": {"hosts", "spec"},
     "spec": {"spec"},
     "worker": {"worker"},
@@ -36,7 +40,7 @@ ALLOWED = {
 }
 OPEN_TO_ALL = {"errors", "contract", "frames", "heartbeat", "processes", "__init__"}
 # They must load on a host, and in a worker, before anything else is known to work there.
-STANDARD_LIBRARY_ONLY = {"worker", "errors", "contract", "frames", "heartbeat", "processes"}
+STANDARD_LIBRARY_ONLY = {"worker", "probe", "errors", "contract", "frames", "heartbeat", "processes"}
 
 
 def modules() -> list[str]:

@@ -113,7 +113,7 @@ def test_a_limit_that_is_not_kept_fails(job: Job) -> None:
     done = drill(job, TRAINS_ON, *faults, "--max-notice-s", "1", "--max-notice-s", "stop-job=60")
     assert done.returncode == 1, done.stderr
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith("stop-")}
-    assert rows["stop-rank"][1] == "1"
+    assert rows["stop-rank"][1:3] == ["rank", "1"]
     assert (rows["stop-rank"][-1], rows["stop-job"][-1]) == ("fail", "pass")
     assert re.search(r"stop-rank +noticed after \d+\.\d s, limit 1 s; named: rank 1, hang;", done.stdout)
     assert "launched with hang_timeout_s=3" in done.stdout
@@ -199,7 +199,7 @@ def test_what_cannot_be_done_is_not_passed(job: Job) -> None:
     done = drill(job, TRAINS_ON, "--fault", "cut-host", "--fault", "slow-link", "--fault", "slow-rank")
     assert done.returncode == 1
     assert [line.split()[-1] for line in done.stdout.splitlines()[1:4]] == ["skipped"] * 3
-    assert "workers on several hosts, and this version starts them on this machine only (localhost)" in done.stdout
+    assert "workers on several hosts, and this job has them on this machine only (localhost)" in done.stdout
     assert "a command tells nothing of its steps" in done.stdout
     assert "error: not done: cut-host, slow-link, slow-rank" in done.stderr
     assert list((job.folder / "runs" / "drills").glob("*/*")) == []

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.drill.drill import why_not
-from hvdtrain.drill.faults import BETWEEN_HOSTS, FAULTS
+from hvdtrain.drill.faults import FAULTS
 from hvdtrain.drill.judge import judge
 from hvdtrain.drill.models import Blame, Limits, Seen, Subject
 from hvdtrain.hosts.models import Host
@@ -95,28 +94,56 @@ def test_an_orderly_stop() -> None:
         ("slow-rank", {"event": "straggler", "rank": 1}),
         ("kill-launcher", {"event": "attempt_failed"}),
         ("stop-job", {"event": "stopping"}),
+        ("cut-host", {"event": "host_lost", "host": "node7"}),
     ],
 )
 def test_what_shows_that_it_is_known(fault: str, event: dict[str, Any]) -> None:
-    assert FAULTS[fault].is_notice(event, 1)
-    assert not FAULTS[fault].is_notice({"event": "rank_started", "rank": 1}, 1)
+    hit = subject("localhost", "node7")
+    assert FAULTS[fault].is_notice(event, hit)
+    assert not FAULTS[fault].is_notice({"event": "rank_started", "rank": 1}, hit)
     if event.get("rank") is not None:
-        assert not FAULTS[fault].is_notice(event | {"rank": 0}, 1)
+        assert not FAULTS[fault].is_notice(event | {"rank": 0}, hit)
+    if "host" in event:
+        assert not FAULTS[fault].is_notice(event | {"host": "node8"}, hit)
+
+
+def test_a_host_that_was_cut_off() -> None:
+    hit = {"rank": None, "host": "node7"}
+    lost = Blame(attempt=0, kind="lost_host", rank=1, host="node7")
+    assert verdict("cut-host", blame=lost, **hit) == ("measured", ())
+    wrong = verdict("cut-host", blame=replace(lost, host="node8"), **hit)
+    assert wrong[1] == ("failure.json names node8, not node7",)
+    assert verdict("cut-host", blame=replace(lost, host=None), **hit)[1] == ("failure.json names no host, not node7",)
+    assert verdict("cut-host", **hit)[1] == ("failure.json is missing",)
+
+
+def test_a_slow_link() -> None:
+    hit = {"rank": None, "host": "node7"}
+    assert verdict("slow-link", **hit) == ("measured", ())
+    ended = [{"event": "attempt_failed"}]
+    assert verdict("slow-link", events=ended, summary="rank 1 hung", **hit)[1] == ("the job was ended: rank 1 hung",)
 
 
 # --- where a fault can't be done -------------------------------------------------------------------------------------
 
 
-def subject(*hosts: str, tells_steps: bool = True, hang_timeout_s: float | None = 600) -> Subject:
+def subject(*hosts: str, tells_steps: bool = True, hang_timeout_s: float | None = 600, rank: int = -1) -> Subject:
+    """Hosts called node… are others than this machine."""
     job = JobSpec(name="job", command=("python", "train.py"), directory=Path("/"), hang_timeout_s=hang_timeout_s)
-    plan = make_plan(job, [Host(name=host, slots=1, max_slots=None) for host in hosts], FACTS, Path("/"))
-    return Subject(plan, tells_steps=tells_steps, rank=len(hosts) - 1, hang_timeout_s=15)
+    facts = replace(FACTS, remote=frozenset(host for host in hosts if host.startswith("node")))
+    plan = make_plan(job, [Host(name=host, slots=1, max_slots=None) for host in hosts], facts, Path("/"))
+    return Subject(plan, tells_steps=tells_steps, rank=rank % len(hosts), hang_timeout_s=15)
 
 
-def test_all_but_the_faults_between_hosts_can_be_done_here() -> None:
+def why_not(name: str, given: Subject) -> str | None:
+    return FAULTS[name].not_here(given)
+
+
+def test_all_but_the_faults_of_hosts_can_be_done_on_this_machine() -> None:
     here = subject("localhost", "127.0.0.1")
-    assert [name for name in FAULTS if why_not(name, here)] == []
-    assert all("starts them on this machine only" in str(why_not(name, here)) for name in BETWEEN_HOSTS)
+    reasons = {name: reason for name in FAULTS if (reason := why_not(name, here))}
+    assert reasons.keys() == {"cut-host", "slow-link"}
+    assert all("has them on this machine only (localhost, 127.0.0.1)" in reason for reason in reasons.values())
 
 
 def test_a_rank_that_cannot_be_slow() -> None:
@@ -126,22 +153,33 @@ def test_a_rank_that_cannot_be_slow() -> None:
     )
 
 
-def test_a_rank_on_another_host() -> None:
-    far = subject("localhost", "node7.example")
-    reasons = {name: why_not(name, far) for name in FAULTS}
-    assert {name for name, reason in reasons.items() if reason} == {
-        "kill-rank",
-        "kill-wrapper",
-        "stop-rank",
-        "slow-rank",
-    }
-    assert str(reasons["kill-rank"]).startswith("rank 1 runs on node7.example")
+def test_ranks_and_hosts_elsewhere_can_be_hit() -> None:
+    far = subject("localhost", "node7")
+    assert [name for name in FAULTS if why_not(name, far)] == []
+
+
+def test_the_launching_machine_cannot_be_cut_off_from_itself() -> None:
+    near = subject("localhost", "node7", rank=0)
+    assert why_not("cut-host", near) == "rank 0 runs on this machine, as the launch itself does; try --rank 1"
+    assert why_not("slow-link", near) is None
+
+
+def test_the_speed_of_a_command_is_not_known() -> None:
+    far = subject("localhost", "node7", tells_steps=False)
+    assert "nobody can say how fast it goes" in str(why_not("slow-link", far))
+    assert why_not("cut-host", far) is None
 
 
 def test_a_hang_is_looked_for_sooner() -> None:
     assert FAULTS["stop-rank"].settings(subject("localhost")) == ("hang_timeout_s=15",)
     assert FAULTS["stop-rank"].settings(subject("localhost", hang_timeout_s=15)) == ()
     assert FAULTS["kill-rank"].settings(subject("localhost")) == ()
+
+
+def test_a_hang_is_looked_for_later_than_silence() -> None:
+    assert FAULTS["cut-host"].settings(subject("localhost", "node7", hang_timeout_s=5)) == ("hang_timeout_s=30",)
+    assert FAULTS["cut-host"].settings(subject("localhost", "node7")) == ()
+    assert FAULTS["cut-host"].settings(subject("localhost", "node7", hang_timeout_s=None)) == ()
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -156,6 +194,8 @@ def test_a_hang_is_looked_for_sooner() -> None:
         (["--max-recover-s", "nan"], "'nan' isn't a number of seconds"),
         (["--rank", "2"], "--rank 2: the job has ranks 0 to 1"),
         (["--fault", "flood"], "'flood' is not one of"),
+        (["--rate", "fast"], "'fast' isn't a rate such as 50mbit"),
+        (["--rate", "0mbit"], "'0mbit' isn't a rate such as 50mbit"),
         (["--set", "proceses=3"], "unknown key 'proceses'"),
     ],
 )

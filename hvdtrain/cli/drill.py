@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hvdtrain.cli import options
-from hvdtrain.drill.faults import BETWEEN_HOSTS, FAULTS
+from hvdtrain.drill.faults import FAULTS
 from hvdtrain.drill.models import Limits
 from hvdtrain.errors import CheckFailedError
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from hvdtrain.drill.models import Report, Result, Subject
     from hvdtrain.spec.models import JobSpec
 
-_NAMES = (*FAULTS, *BETWEEN_HOSTS)
+_NAMES = tuple(FAULTS)
+_RATE = re.compile(r"\d+(\.\d+)?[kmg]?bit")
 # The longest hang_timeout_s that is kept while a rank is stopped.
 _HANG_TIMEOUT_S = 15.0
 
@@ -36,6 +38,12 @@ def _limits(context: click.Context, parameter: click.Parameter, values: tuple[st
         if not limits[fault] >= 0:
             raise click.BadParameter(f"'{seconds}' isn't a number of seconds", context, parameter)
     return limits
+
+
+def _rate(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not _RATE.fullmatch(value) or float(value.rstrip("kmgbit")) == 0:
+        raise click.BadParameter(f"'{value}' isn't a rate such as 50mbit, 500kbit or 1gbit", context, parameter)
+    return value
 
 
 @click.command()
@@ -63,6 +71,14 @@ def _limits(context: click.Context, parameter: click.Parameter, values: tuple[st
     help=f"The job's hang_timeout_s for stop-rank; default: its own, at most {_HANG_TIMEOUT_S:g}.",
 )
 @click.option(
+    "--rate",
+    metavar="RATE",
+    default="50mbit",
+    show_default=True,
+    callback=_rate,
+    help="What slow-link lets the host send in a second, such as 500kbit or 1gbit.",
+)
+@click.option(
     "--after-s",
     type=click.FloatRange(min=0),
     default=2.0,
@@ -85,6 +101,7 @@ def command(
     max_notice_s: dict[str, float],
     max_recover_s: dict[str, float],
     hang_timeout_s: float | None,
+    rate: str,
     after_s: float,
     timeout: float,
     output_format: str,
@@ -96,7 +113,7 @@ def command(
     """
     if processes is not None:
         overrides = (*overrides, f"processes={processes}")
-    spec, subject = _subject(job, overrides, hosts, hostfile, rank, hang_timeout_s)
+    spec, subject = _subject(job, overrides, hosts, hostfile, rank, hang_timeout_s, rate)
 
     from hvdtrain.drill.drill import Drill
     from hvdtrain.drill.exercise import Times
@@ -127,6 +144,7 @@ def _subject(
     hostfile: Path | None,
     rank: int | None,
     hang_timeout_s: float | None,
+    rate: str,
 ) -> tuple[JobSpec, Subject]:
     from hvdtrain.drill.models import Subject
     from hvdtrain.hosts.resolve import default_slots, resolve_hosts
@@ -138,7 +156,8 @@ def _subject(
     where = resolve_hosts(
         spec.hosts, hosts_option=hosts, hostfile_option=hostfile, include=(), exclude=(), default_slots=default_slots()
     )
-    plan = make_plan(spec, where, gather_facts(), Path())
+    # Who runs where; each launch finds out the rest for itself.
+    plan = make_plan(spec, where, gather_facts(where), Path())
     size = len(plan.placements)
     if rank is not None and rank >= size:
         raise click.UsageError(f"--rank {rank}: the job has ranks 0 to {size - 1}")
@@ -148,6 +167,7 @@ def _subject(
         tells_steps=spec.task is not None,
         rank=size - 1 if rank is None else rank,
         hang_timeout_s=hang_timeout_s or longest,
+        rate=rate,
     )
 
 
@@ -171,7 +191,7 @@ def _show(report: Report) -> None:
     from hvdtrain.cli.tables import facts, show, table
 
     if report.results:
-        headings = ["fault", "rank", "noticed", "limit", "recovered", "limit", "verdict"]
+        headings = ["fault", "hit", "noticed", "limit", "recovered", "limit", "verdict"]
         rows = [_row(result) for result in report.results]
         show(table(headings, rows, right=headings[1:-1]), "", facts((r.fault, _words(r)) for r in report.results))
 
@@ -180,7 +200,7 @@ def _row(result: Result) -> list[str]:
     seen = result.seen
     return [
         result.fault,
-        "" if seen is None or seen.rank is None else str(seen.rank),
+        "" if seen is None else seen.host or ("" if seen.rank is None else f"rank {seen.rank}"),
         _seconds(seen.noticed_s) if seen else "",
         _seconds(result.max_notice_s, missing="") if seen else "",
         _seconds(seen.recovered_s) if seen else "",
@@ -200,7 +220,8 @@ def _words(result: Result) -> str:
     if seen is not None:
         blame = seen.blame
         if blame is not None:
-            parts.append(f"named: {'no rank' if blame.rank is None else f'rank {blame.rank}'}, {blame.kind}")
+            who = "no rank" if blame.rank is None else f"rank {blame.rank}"
+            parts.append(f"named: {f'{blame.host}, {who}' if seen.host else who}, {blame.kind}")
         parts += [part for part in (seen.summary, seen.recovery) if part]
     parts += [f"launched with {setting}" for setting in result.settings]
     return "; ".join(dict.fromkeys(parts))

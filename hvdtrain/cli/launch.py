@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from hvdtrain.cli import options
+from hvdtrain.errors import StartError
+from hvdtrain.hosts.models import Host
 from hvdtrain.hosts.resolve import default_slots, resolve_hosts
+from hvdtrain.plan.facts import Facts
 from hvdtrain.plan.plan import make_plan
 from hvdtrain.plan.render import render
 from hvdtrain.spec.loader import load_spec
+from hvdtrain.spec.models import JobSpec
 from hvdtrain.supervise.facts import gather_facts
 from hvdtrain.supervise.run_directory import RunDirectory
 
@@ -60,7 +65,10 @@ def command(
         default_slots=default_slots(),
     )
     watched = None if hosts else hostfile or spec.hosts.file
-    plan = make_plan(spec, where, gather_facts(), RunDirectory.choose(runs, spec.name).path, watched)
+    facts = gather_facts(where)
+    if facts.remote:
+        where, facts = _with_hosts(spec, where, facts, required=not dry_run)
+    plan = make_plan(spec, where, facts, RunDirectory.choose(runs, spec.name).path, watched)
     if dry_run:
         click.echo(render(plan) if output_format == "text" else json.dumps(plan.to_json(), indent=2))
         return 0
@@ -76,3 +84,24 @@ def command(
     from hvdtrain.supervise.launch import launch
 
     return launch(spec, plan)
+
+
+def _with_hosts(
+    spec: JobSpec, hosts: tuple[Host, ...], facts: Facts, *, required: bool
+) -> tuple[tuple[Host, ...], Facts]:
+    """The hosts that the job may use, and the facts with their network; without it where it isn't required."""
+    from hvdtrain.cluster.survey import survey
+
+    def tell(text: str) -> None:
+        click.echo(f"{click.style('hvdtrain', bold=True)}: {text}", err=True)
+
+    try:
+        found = survey(spec, hosts, check=required and spec.validate_ != "none", tell=tell)
+    except StartError as error:
+        if required:
+            raise
+        tell(f"without the network's settings: {error}")
+        return hosts, facts
+    for host, faults in found.dropped.items():
+        tell(f"left out {host}: {'; '.join(faults)}")
+    return found.hosts, replace(facts, network=found.network, dropped=found.dropped)

@@ -11,6 +11,7 @@ _OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIP
 # Command -> one-line help. Kept here so that `hvdtrain --help` imports no command.
 COMMANDS = {
     "launch": "Run a training job from its spec.",
+    "validate-cluster": "Check that hosts are reachable, alike and fit for training.",
     "ps": "List runs.",
     "status": "Show where a run stands, and each of its ranks.",
     "logs": "Show what a run's ranks have written.",

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from hvdtrain import processes
 from hvdtrain.drill.exercise import Exercise, Times
-from hvdtrain.drill.faults import BETWEEN_HOSTS, FAULTS, Fault
-from hvdtrain.drill.job import DrilledJob
+from hvdtrain.drill.faults import FAULTS, Fault, Recovery
+from hvdtrain.drill.hand import Hand, held
+from hvdtrain.drill.job import GONE_S, DrilledJob
 from hvdtrain.drill.judge import judge
 from hvdtrain.drill.models import SKIPPED, Limits, Report, Result, Subject
+from hvdtrain.drill.on_host import RefusedError
 from hvdtrain.errors import StartError
 from hvdtrain.spec.models import JobSpec
 from hvdtrain.supervise.preflight import check_before_start
@@ -93,14 +95,25 @@ class Drill:
             ) from error
 
     def _fault(self, name: str, signals: socket.socket) -> Result:
-        reason = why_not(name, self._subject)
-        return Result(name, SKIPPED, (reason,)) if reason else self._exercise(FAULTS[name], signals)
-
-    def _exercise(self, fault: Fault, signals: socket.socket) -> Result:
         def pause(seconds: float) -> None:
             if select.select([signals], [], [], seconds)[0]:
                 raise _StoppedError(signals.recv(1)[0])
 
+        reason = FAULTS[name].not_here(self._subject)
+        if reason is None and FAULTS[name].recovery is Recovery.SPEED:
+            reason = self._why_no_slow_link(pause)
+        return Result(name, SKIPPED, (reason,)) if reason else self._exercise(FAULTS[name], pause)
+
+    def _why_no_slow_link(self, pause: Callable[[float], None]) -> str | None:
+        """Ask the host before the job is launched for nothing."""
+        subject = self._subject
+        try:
+            with held(Hand(subject.plan, subject.host, {"action": "may-slow-link"}, pause), self._say):
+                return None
+        except RefusedError as error:
+            return f"not on {subject.host}: {error}"
+
+    def _exercise(self, fault: Fault, pause: Callable[[float], None]) -> Result:
         def say(text: str) -> None:
             self._say(f"{fault.name}: {text}")
 
@@ -111,7 +124,10 @@ class Drill:
         job = DrilledJob(arguments, subject.plan.name, self._folder / fault.name, pause)
         try:
             seen = Exercise(fault, subject, job, self._times, say=say, pause=pause).run()
-            seen = dataclasses.replace(seen, left=job.end())
+            seen = dataclasses.replace(seen, left=(*job.end(), *self._left_on_host(job, pause)))
+        except RefusedError as error:
+            job.end()
+            return Result(fault.name, SKIPPED, (str(error),), run_directory=str(job.run_directory))
         except StartError:
             for line in job.last_words():
                 say(f"  {line}")
@@ -122,13 +138,14 @@ class Drill:
         directory = str(job.run_directory) if job.run_directory else None
         return dataclasses.replace(result, settings=settings, run_directory=directory)
 
+    def _left_on_host(self, job: DrilledJob, pause: Callable[[float], None]) -> list[str]:
+        """What of the job lives on, on the host that was hit, as command lines."""
+        plan, host = self._subject.plan, self._subject.host
+        if host not in plan.agents or job.run_directory is None:
+            return []
+        request = {"action": "left", "run_directory": job.plan().run_directory, "wait_s": GONE_S}
+        with held(Hand(plan, host, request, pause), self._say) as hand:
+            return [f"{host}: {line}" for line in hand.act()]
+
     def _say_verdict(self, result: Result) -> None:
         self._say(f"{result.fault}: {result.verdict}" + "".join(f"; {reason}" for reason in result.reasons))
-
-
-def why_not(name: str, subject: Subject) -> str | None:
-    """Why this job on these hosts can't be given that fault; None: it can."""
-    if name in BETWEEN_HOSTS:
-        hosts = ", ".join(subject.plan.hosts)
-        return f"it needs workers on several hosts, and this version starts them on this machine only ({hosts})"
-    return FAULTS[name].not_here(subject)

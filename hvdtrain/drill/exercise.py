@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from hvdtrain.drill.faults import Fault, Recovery
+from hvdtrain.drill.hand import Hand, held
 from hvdtrain.drill.job import DrilledJob
 from hvdtrain.drill.models import Blame, Seen, Subject
-from hvdtrain.drill.target import GoneError, Target
+from hvdtrain.drill.on_host import GoneError, RefusedError
+from hvdtrain.drill.target import Target
 from hvdtrain.errors import StartError
-from hvdtrain.supervise.records import Status
+from hvdtrain.supervise.records import RankStatus, Status
 
 POLL_S = 0.05
 # A rank's step is in status.json this much later at most: its wrapper and the supervisor look once a second each.
 _STALE_S = 2.0
 _TELLING = ("worker_lost", "attempt_failed", "ended")
+# A job is slowed when its throughput is below the first part of what it was, and as fast as before above the second.
+# The supervisor's throughput is the average of half a minute: after so many seconds it shows what there is to see.
+_SLOWED, _FAST, _SLOW_WITHIN_S = 0.5, 0.8, 60.0
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,17 @@ class Exercise:
         self._done_at = 0.0
         self._recovery = ""
         self._called_slow: tuple[int, ...] = ()
+        self._host: str | None = subject.host if fault.hits_host else None
+        # The throughput before the fault, in samples per second.
+        self._speed = 0.0
+        self._slow_speed = 0.0
 
     def run(self) -> Seen:
         """Do it.
 
         Raises:
             StartError: the job came to its end, or to no step, before the fault.
+            RefusedError: the fault can't be done here, or does nothing to this job.
         """
         step_s = self._wait_for_training()
         noticed_s = self._do(step_s)
@@ -93,6 +103,7 @@ class Exercise:
             summary=self._summary(),
             exit_status=self._job.exit_status(),
             called_slow=self._called_slow,
+            host=self._host,
         )
 
     # --- before the fault ----------------------------------------------------------------------------------------
@@ -101,7 +112,8 @@ class Exercise:
         """Returns the seconds that a step takes; None where they can't be told."""
         trains_since: float | None = None
         marks: list[tuple[float, int]] = []
-        while trains_since is None or time.monotonic() - trains_since < self._times.after_s:
+        after_s = max(self._times.after_s, self._fault.needs_s)
+        while trains_since is None or time.monotonic() - trains_since < after_s:
             self._pause(POLL_S)
             self._look()
             self._require_start()
@@ -140,26 +152,53 @@ class Exercise:
         fault, rank = self._fault, self._subject.rank
         assert self._status is not None
         self._attempt = self._status.attempt
+        self._speed = self._status.samples_per_s or 0.0
         self._called_slow = tuple(event["rank"] for event in self._events if event["event"] == "straggler")
         self._events.clear()
-        target = Target(self._job.supervisor, self._status.ranks[rank].pid, step_s)
         at = f" after step {self._step}" if self._step else ""
-        who = f"rank {rank}: " if fault.hits_rank else ""
+        who = f"rank {rank}: " if fault.hits_rank else f"{self._host}: " if self._host else ""
         with contextlib.ExitStack() as stack:
-            self._done_at = time.time()
             try:
-                stack.enter_context(fault.inflict(target))
+                act = stack.enter_context(fault.ready(self._target(self._status, step_s)))
+                self._done_at = time.time()
+                act()
             except (GoneError, psutil.NoSuchProcess, ProcessLookupError) as error:
                 raise StartError(
                     "the job came to its end just before the fault", where=str(self._job.output)
                 ) from error
             self._say(f"{who}{fault.does}{at}")
             noticed_s = self._until(self._is_noticed)
-        if fault.recovery is Recovery.CONTINUE:
-            # It counts from when the rank could be fast again.
+        if fault.recovery in (Recovery.CONTINUE, Recovery.SPEED):
+            # It counts from when the rank, or the link, could be fast again.
             self._done_at = time.time()
         self._say(f"noticed after {noticed_s:.1f} s" if noticed_s is not None else "not noticed")
         return noticed_s
+
+    def _target(self, status: Status, step_s: float | None) -> Target:
+        plan, ranks = self._job.plan(), {known.rank: known for known in status.ranks}
+        if self._host and self._host not in plan.hosts:
+            raise RefusedError(f"the launch has left {self._host} out")
+        rank = ranks.get(self._subject.rank)
+        if self._host:
+            # An elastic job's ranks are where there was a place.
+            rank = next((known for known in ranks.values() if known.host == self._host and _runs(known)), rank)
+        if rank is None:
+            raise GoneError
+        return Target(
+            supervisor=self._job.supervisor,
+            plan=plan,
+            rank=rank,
+            host=self._host or rank.host,
+            step_s=step_s,
+            rate=self._subject.rate,
+            hold=self._hold,
+            pause=self._pause,
+        )
+
+    @contextlib.contextmanager
+    def _hold(self, hand: Hand) -> Iterator[Hand]:
+        with self._job.beside(hand.pid), held(hand, self._say):
+            yield hand
 
     def _until(self, happened: Callable[[], float | None]) -> float | None:
         """Seconds from the fault to what is waited for; None where it can't come any more, or not in time."""
@@ -174,12 +213,30 @@ class Exercise:
             self._pause(POLL_S)
 
     def _is_noticed(self) -> float | None:
+        if self._fault.recovery is Recovery.SPEED:
+            return self._is_slowed()
         for event in self._events:
-            if event["time"] >= self._done_at and self._fault.is_notice(event, self._subject.rank):
+            if event["time"] >= self._done_at and self._fault.is_notice(event, self._subject):
                 return float(event["time"])
         return None
 
+    def _is_slowed(self) -> float | None:
+        """Raises RefusedError where the job is as fast as before: then there is nothing to notice."""
+        status = self._status
+        if status is None or status.attempt != self._attempt or status.updated < self._done_at:
+            return None
+        speed = status.samples_per_s
+        if speed is None or speed < _SLOWED * self._speed:
+            self._slow_speed = speed or 0.0
+            return status.updated
+        if status.updated > self._done_at + _SLOW_WITHIN_S and status.state == "running":
+            words = f"at {self._subject.rate} the job still does {speed:.3g} of {self._speed:.3g} samples/s"
+            raise RefusedError(f"{words}, so there is nothing to notice; try a lower --rate")
+        return None
+
     def _is_well(self) -> float | None:
+        if self._fault.recovery is Recovery.SPEED:
+            return self._is_as_fast_as_before()
         if self._fault.recovery is Recovery.CONTINUE:
             return self._is_fast_again()
         plan = self._subject.plan
@@ -193,6 +250,17 @@ class Exercise:
             return None
         if status.state == "finished" or (status.state == "running" and status.ranks[self._subject.rank].lag_s is None):
             self._recovery = "the job went on, and the rank wasn't called slow any more"
+            return status.updated
+        return None
+
+    def _is_as_fast_as_before(self) -> float | None:
+        status = self._status
+        if status is None or status.attempt != self._attempt or status.updated < self._done_at:
+            return None
+        speed = status.samples_per_s
+        if status.state == "running" and speed is not None and speed >= _FAST * self._speed:
+            slow = f"at {self._subject.rate} the job went on with {self._slow_speed:.3g} of {self._speed:.3g} samples/s"
+            self._recovery = f"{slow}, and does {speed:.3g} again"
             return status.updated
         return None
 
@@ -249,5 +317,9 @@ class Exercise:
         """Who was named: in failure.json, or as the worker without which an elastic job goes on."""
         lost = [event for event in self._events if event["event"] == "worker_lost"]
         if lost and self._status and self._status.attempt == self._attempt:
-            return Blame(lost[0]["attempt"], "worker_lost", lost[0]["rank"])
+            return Blame(lost[0]["attempt"], "worker_lost", lost[0]["rank"], lost[0]["host"])
         return self._job.blame()
+
+
+def _runs(rank: RankStatus) -> bool:
+    return rank.pid is not None and rank.state == "running"

@@ -1,31 +1,26 @@
 """The faults, one class each: how it is done, what shows that the supervisor knows, and what must come of it.
 
-A new one is a class in `_ALL`; a fault between hosts also needs a `Target` that reaches them.
+A new one is a class in `_ALL`; what it does on a host is in `on_host`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
 import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from enum import Enum
 from typing import Any, ClassVar
 
-from hvdtrain import heartbeat
 from hvdtrain.drill.models import Seen, Subject
-from hvdtrain.drill.target import Target
+from hvdtrain.drill.target import Deed, Target
 from hvdtrain.errors import ExitStatus
-from hvdtrain.hosts.local import is_this_machine
 
 # The supervisor calls a rank slow that takes 0.05 s and half as long again as the others for its part of a step.
 _LEAST_STOP_S = 0.3
-# Short against the computation of a step, in which the rank has to be stopped.
-_LOOK_S = 0.0005
+# Silence is known after 15 s (`supervise.remote`); a hang that is looked for sooner would come before.
+_LEAST_HANG_TIMEOUT_S = 30.0
 
 
 class Recovery(Enum):
@@ -35,8 +30,10 @@ class Recovery(Enum):
     RESTART = "restart"
     # The launch has ended, and no process of it is left.
     END = "end"
-    # The job goes on as before.
+    # The job goes on, and the rank is as fast as before.
     CONTINUE = "continue"
+    # The job goes on, as fast as before.
+    SPEED = "speed"
 
 
 class Fault(ABC):
@@ -46,16 +43,19 @@ class Fault(ABC):
     # Said when it is done, behind the rank if it hits one.
     does: ClassVar[str]
     recovery: ClassVar[Recovery] = Recovery.RESTART
-    # Whether it happens to a rank, which then must be named.
+    # Whether it happens to a rank, or to a host, which then must be named.
     hits_rank: ClassVar[bool] = True
+    hits_host: ClassVar[bool] = False
+    # Seconds of training that it needs before.
+    needs_s: ClassVar[float] = 0.0
 
     def not_here(self, subject: Subject) -> str | None:
         """Why this job on these hosts can't be given the fault; None: it can."""
-        host = subject.plan.placements[subject.rank].host
         if subject.plan.elastic and self.recovery is Recovery.RESTART and not subject.tells_steps:
             return "an elastic command tells nothing of its steps, so nobody can say when it goes on"
-        if self.hits_rank and not is_this_machine(host):
-            return f"rank {subject.rank} runs on {host}, and this version reaches the processes of this machine only"
+        if self.hits_host and not subject.plan.agents:
+            hosts = ", ".join(subject.plan.hosts)
+            return f"it needs workers on several hosts, and this job has them on this machine only ({hosts})"
         return None
 
     def settings(self, subject: Subject) -> tuple[str, ...]:
@@ -63,11 +63,11 @@ class Fault(ABC):
         return ()
 
     @abstractmethod
-    def inflict(self, target: Target) -> AbstractContextManager[None]:
-        """Do it on entering; what would last is undone on leaving, once it was noticed."""
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
+        """Get ready on entering, for what is called to do it; what would last is undone on leaving, once noticed."""
 
     @abstractmethod
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """Whether this record shows that the supervisor knows of the fault."""
 
     def complaints(self, seen: Seen) -> list[str]:
@@ -79,6 +79,9 @@ class Fault(ABC):
             return ["failure.json is missing"]
         if seen.blame.attempt != seen.attempt:
             return [f"attempt {seen.blame.attempt + 1} failed too"]
+        if self.hits_host:
+            right = seen.blame.host == seen.host
+            return [] if right else [f"failure.json names {seen.blame.host or 'no host'}, not {seen.host}"]
         if seen.blame.rank != expected:
             return [f"failure.json names {_named(seen.blame.rank)}, not {_named(expected)}"]
         return []
@@ -90,15 +93,13 @@ class KillRank(Fault):
     name = "kill-rank"
     does = "SIGKILL of its command"
 
-    @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
-        """Kill the command alone: its wrapper is there to tell."""
-        target.command().send_signal(signal.SIGKILL)
-        yield
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
+        """The command alone: its wrapper is there to tell."""
+        return target.on_rank("kill-command")
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """The rank's end."""
-        return bool(event["event"] == "rank_ended" and event["rank"] == rank)
+        return bool(event["event"] == "rank_ended" and event["rank"] == subject.rank)
 
 
 class KillWrapper(Fault):
@@ -107,15 +108,13 @@ class KillWrapper(Fault):
     name = "kill-wrapper"
     does = "SIGKILL of the process that watches it"
 
-    @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
         """The kernel then kills the command."""
-        target.wrapper().send_signal(signal.SIGKILL)
-        yield
+        return target.on_rank("kill-wrapper")
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """The rank's end."""
-        return bool(event["event"] == "rank_ended" and event["rank"] == rank)
+        return bool(event["event"] == "rank_ended" and event["rank"] == subject.rank)
 
 
 class StopRank(Fault):
@@ -129,13 +128,11 @@ class StopRank(Fault):
         own = subject.plan.hang_timeout_s
         return () if own == subject.hang_timeout_s else (f"hang_timeout_s={subject.hang_timeout_s:g}",)
 
-    @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
         """For good: it's the supervisor who has to end it."""
-        os.killpg(target.group(), signal.SIGSTOP)
-        yield
+        return target.on_rank("stop-command")
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """That the job hangs; whether the right rank was named, failure.json tells."""
         return bool(event["event"] == "hang")
 
@@ -155,23 +152,13 @@ class SlowRank(Fault):
             return "a command tells nothing of its steps, so nobody can say that one of its ranks is slow"
         return super().not_here(subject)
 
-    @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
-        """Stop it in each step for as long as a step takes, from a thread, until it's noticed."""
-        over = threading.Event()
-        stop_s = max(_LEAST_STOP_S, target.step_s or 0)
-        arguments = (target.heartbeat(), target.group(), stop_s, over)
-        thread = threading.Thread(target=_stop_in_each_step, args=arguments, name="slow-rank", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
+        """Stop it in each step for as long as a step takes, until it's noticed."""
+        return target.on_rank("slow-command", stop_s=max(_LEAST_STOP_S, target.step_s or 0))
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """That this rank is slow."""
-        return bool(event["event"] == "straggler" and event["rank"] == rank)
+        return bool(event["event"] == "straggler" and event["rank"] == subject.rank)
 
     def complaints(self, seen: Seen) -> list[str]:
         """Nothing may end, and nobody else may be called slow."""
@@ -192,12 +179,11 @@ class KillLauncher(Fault):
     hits_rank = False
 
     @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
+    def ready(self, target: Target) -> Iterator[Deed]:
         """Only horovodrun itself: under MPI its mpirun lives on at first."""
-        target.launcher().send_signal(signal.SIGKILL)
-        yield
+        yield target.launcher().kill
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """That the job is at its end."""
         return event["event"] in ("launcher_ended", "rank_ended", "attempt_failed", "ended")
 
@@ -211,12 +197,11 @@ class StopJob(Fault):
     hits_rank = False
 
     @contextlib.contextmanager
-    def inflict(self, target: Target) -> Iterator[None]:
+    def ready(self, target: Target) -> Iterator[Deed]:
         """As a scheduler does, or a person who shuts the machine down."""
-        target.supervisor.send_signal(signal.SIGTERM)
-        yield
+        yield lambda: target.supervisor.send_signal(signal.SIGTERM)
 
-    def is_notice(self, event: dict[str, Any], rank: int) -> bool:
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
         """That it was heard."""
         return bool(event["event"] == "stopping")
 
@@ -232,24 +217,68 @@ class StopJob(Fault):
         return wrong
 
 
-_ALL = (KillRank, KillWrapper, StopRank, SlowRank, KillLauncher, StopJob)
+class CutHost(Fault):
+    """A host that is cut off: its connections stay open, and nothing is heard of it any more."""
+
+    name = "cut-host"
+    does = "SIGSTOP of all that the launch runs there"
+    hits_rank = False
+    hits_host = True
+
+    def not_here(self, subject: Subject) -> str | None:
+        """The launching machine can't be cut off from itself."""
+        agents = subject.plan.agents
+        if agents and subject.host not in agents:
+            ranks = [place.rank for place in subject.plan.placements if place.host in agents]
+            return f"rank {subject.rank} runs on this machine, as the launch itself does; try --rank {ranks[-1]}"
+        return super().not_here(subject)
+
+    def settings(self, subject: Subject) -> tuple[str, ...]:
+        """The silence has to be what is noticed."""
+        own = subject.plan.hang_timeout_s
+        return (f"hang_timeout_s={_LEAST_HANG_TIMEOUT_S:g}",) if own and own < _LEAST_HANG_TIMEOUT_S else ()
+
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
+        """Let it go on once it's noticed: it then finds that its connection has ended."""
+        return target.on_rank("freeze")
+
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
+        """That the host is given up."""
+        return bool(event["event"] == "host_lost" and event["host"] == subject.host)
+
+
+class SlowLink(Fault):
+    """A host that sends more slowly than before: the job has to go on, and to be as fast as before afterwards."""
+
+    name = "slow-link"
+    does = "its link is slowed"
+    recovery = Recovery.SPEED
+    hits_rank = False
+    hits_host = True
+    needs_s = 10.0
+
+    def not_here(self, subject: Subject) -> str | None:
+        """It is told from the job's speed."""
+        if subject.plan.agents and not subject.tells_steps:
+            return "a command tells nothing of its steps, so nobody can say how fast it goes"
+        return super().not_here(subject)
+
+    def ready(self, target: Target) -> AbstractContextManager[Deed]:
+        """For all that the host sends over the job's interface."""
+        return target.on_link("slow-link")
+
+    def is_notice(self, event: dict[str, Any], subject: Subject) -> bool:
+        """No record tells of it: `hvdtrain status` shows the throughput (`Recovery.SPEED`)."""
+        return False
+
+    def complaints(self, seen: Seen) -> list[str]:
+        """Nothing may end."""
+        ended = seen.of_kind("attempt_failed") or seen.of_kind("ended")
+        return [f"the job was ended: {seen.summary}"] if ended else []
+
+
+_ALL = (KillRank, KillWrapper, StopRank, SlowRank, KillLauncher, StopJob, CutHost, SlowLink)
 FAULTS: dict[str, Fault] = {fault.name: fault() for fault in _ALL}
-# Faults between hosts, which need workers on several: this version starts them on this machine only.
-BETWEEN_HOSTS = ("cut-host", "slow-link")
-
-
-def _stop_in_each_step(page: mmap.mmap, group: int, stop_s: float, over: threading.Event) -> None:
-    """While the rank computes: in a collective it would look as if it waited for the others."""
-    stopped_in = -1
-    with contextlib.suppress(ProcessLookupError):
-        while not over.wait(_LOOK_S):
-            beat = heartbeat.read(page)
-            if beat.step == stopped_in or beat.waiting:
-                continue
-            stopped_in = beat.step
-            os.killpg(group, signal.SIGSTOP)
-            over.wait(stop_s)
-            os.killpg(group, signal.SIGCONT)
 
 
 def _named(rank: int | None) -> str:

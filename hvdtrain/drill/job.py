@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import psutil
 
 from hvdtrain import contract, processes
 from hvdtrain.drill.models import Blame
+from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise.records import Status
 from hvdtrain.supervise.run_directory import LATEST
 
@@ -84,7 +85,20 @@ class DrilledJob:
             record = json.loads((self._latest / contract.FAILURE_FILE).read_text())
         except FileNotFoundError:
             return None
-        return Blame(record["attempt"], record["kind"], record["rank"])
+        return Blame(record["attempt"], record["kind"], record["rank"], record["host"])
+
+    def plan(self) -> LaunchPlan:
+        """Of the launch itself, once it has written its ``plan.json``."""
+        return LaunchPlan.from_json(json.loads((self._latest / contract.PLAN_FILE).read_text()))
+
+    @contextmanager
+    def beside(self, pid: int) -> Iterator[None]:
+        """A child of the drill that isn't of the launch, while it lives."""
+        self._spare = self._spare | {pid}
+        try:
+            yield
+        finally:
+            self._spare = self._spare - {pid}
 
     def exit_status(self) -> int | None:
         """Of the launch; None while it runs."""

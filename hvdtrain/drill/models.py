@@ -21,12 +21,19 @@ class Subject:
         tells_steps: whether its ranks have heartbeats.
         rank: the rank that is hit.
         hang_timeout_s: the job's hang_timeout_s while a rank is stopped, in seconds.
+        rate: what a slowed link lets through, as tc takes it.
     """
 
     plan: LaunchPlan
     tells_steps: bool
     rank: int
     hang_timeout_s: float
+    rate: str = "50mbit"
+
+    @property
+    def host(self) -> str:
+        """The host that is hit: the rank's, as planned."""
+        return self.plan.placements[self.rank].host
 
     @property
     def size(self) -> int:
@@ -58,11 +65,13 @@ class Blame:
         attempt: the start of the job that failed, from 0.
         kind: as in ``failure.json``.
         rank: the rank at fault; None where it names none.
+        host: its host, or the one that was lost; None where it names none.
     """
 
     attempt: int
     kind: str
     rank: int | None
+    host: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class Seen:
         exit_status: of the launch, where it ended by itself.
         called_slow: ranks that were said to be slow before the fault.
         left: processes of the job that outlived it, as command lines.
+        host: the host that was hit; None where none was.
     """
 
     rank: int | None
@@ -94,6 +104,7 @@ class Seen:
     exit_status: int | None = None
     called_slow: tuple[int, ...] = ()
     left: tuple[str, ...] = ()
+    host: str | None = None
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         """The events of one kind."""
@@ -129,6 +140,7 @@ class Result:
         return {
             "fault": self.fault,
             "rank": seen.rank if seen else None,
+            "host": seen.host if seen else None,
             "noticed_s": seen.noticed_s if seen else None,
             "max_notice_s": self.max_notice_s,
             "recovered_s": seen.recovered_s if seen else None,

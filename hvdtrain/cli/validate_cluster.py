@@ -1,0 +1,96 @@
+"""``hvdtrain validate-cluster``: find what would keep a job from running well, before it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from hvdtrain.cli import options
+from hvdtrain.errors import ExitStatus, UsageError
+
+
+@click.command()
+@click.argument("job", type=click.Path(path_type=Path), required=False)
+@click.option("--hosts", metavar="LIST", help="Hosts: a,b or node[01-64]")
+@click.option("--hostfile", type=click.Path(path_type=Path), callback=options.expanded, help="Hostfile.")
+@click.option("--include", metavar="HOSTS", multiple=True, help="Only these hosts.")
+@click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
+@click.option("--level", type=click.Choice(["quick", "standard", "full"]), default="quick", show_default=True)
+@click.option("--python", metavar="PATH", help="Python on the hosts. Default: the job's, or this one.")
+@click.option("--directory", metavar="PATH", help="Working directory that must be there. Default: the job's.")
+@click.option("--path", "paths", metavar="PATH", multiple=True, help="A data path that must be there.")
+@click.option(
+    "--timeout", "timeout_s", metavar="SECONDS", type=click.FloatRange(min=1), default=30.0, show_default=True
+)
+@click.option("--output", type=click.Path(path_type=Path), callback=options.expanded, help="Keep the report here.")
+@click.option("--compare", "former", type=click.Path(path_type=Path), help="Show what changed since a kept report.")
+@options.output_format
+def command(
+    job: Path | None,
+    hosts: str | None,
+    hostfile: Path | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    level: str,
+    python: str | None,
+    directory: str | None,
+    paths: tuple[str, ...],
+    timeout_s: float,
+    output: Path | None,
+    former: Path | None,
+    output_format: str,
+) -> int:
+    """Check that hosts are reachable, alike and fit for training.
+
+    The hosts are those of --hosts or --hostfile, or of JOB, a job spec. Exit status: 0 nothing failed, 1 a check
+    failed, 2 wrong usage.
+    """
+    from hvdtrain.cluster.kept import compare, keep, read_report
+    from hvdtrain.cluster.levels import validate
+    from hvdtrain.cluster.request import make_request
+    from hvdtrain.hosts.resolve import default_slots, resolve_hosts
+    from hvdtrain.spec.loader import load_spec
+    from hvdtrain.spec.models import Hosts
+
+    if job is None and hosts is None and hostfile is None:
+        raise UsageError("no hosts are given", fix="give --hosts, --hostfile or a job spec")
+    before = read_report(former) if former else None
+    spec = load_spec(job) if job else None
+    where = resolve_hosts(
+        spec.hosts if spec else Hosts(),
+        hosts_option=hosts,
+        hostfile_option=hostfile,
+        include=include,
+        exclude=exclude,
+        default_slots=default_slots(),
+    )
+    request = make_request(spec, python=python, directory=directory, paths=paths, timeout_s=timeout_s)
+    report = validate(level, where, request, _progress(len(where)))
+    if output:
+        keep(report, output)
+    changes = compare(before, report) if before else ()
+    if output_format == "json":
+        from dataclasses import asdict
+
+        told = {"changes": [asdict(change) for change in changes]} if before else {}
+        click.echo(json.dumps(report.to_json() | told, indent=2))
+    else:
+        from hvdtrain.cli.tables import show
+        from hvdtrain.cluster.render import render, render_changes
+
+        show(*render(report), *(render_changes(changes, str(former)) if before else ()))
+    return ExitStatus.CHECK_FAILED if report.failed else ExitStatus.DONE
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """How many hosts are done: in place, at a terminal only."""
+
+    def show(done: int) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{done} of {total} hosts" + ("\r\033[K" if done == total else ""), nl=False, err=True)
+
+    return show

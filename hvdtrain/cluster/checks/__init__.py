@@ -1,0 +1,1 @@
+"""The checks, by subject: pure functions from the facts of all hosts to findings."""

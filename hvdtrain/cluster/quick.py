@@ -1,0 +1,36 @@
+"""Level quick: everything that can be known from the hosts' facts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvdtrain.cluster.checks import fabric, files, gpus, machine, reach, software
+from hvdtrain.cluster.gather import Progress, gather
+from hvdtrain.cluster.models import Evidence, Finding, Report, Request
+from hvdtrain.hosts.models import Host
+
+_SUBJECTS = (reach.check, software.check, files.check, machine.check, gpus.check, fabric.check)
+
+
+@dataclass(frozen=True)
+class Quick:
+    """The report and what it was made from: a launch plans with the same facts."""
+
+    report: Report
+    evidence: Evidence
+
+
+def quick(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Quick:
+    """Ask the hosts, and check what they say."""
+    began, started = time.time(), time.monotonic()
+    evidence = gather(hosts, request, progress)
+    findings = judge(evidence)
+    report = Report(began, time.monotonic() - started, "quick", evidence.names, findings)
+    return Quick(report, evidence)
+
+
+def judge(evidence: Evidence) -> tuple[Finding, ...]:
+    """All findings of level quick, in the order in which a fault is best looked for."""
+    return tuple(finding for check in _SUBJECTS for finding in check(evidence))

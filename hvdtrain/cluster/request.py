@@ -1,0 +1,38 @@
+"""What is asked of the hosts of a job."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hvdtrain.cluster.models import Request
+from hvdtrain.errors import UsageError
+from hvdtrain.plan.plan import ssh_settings
+from hvdtrain.remote.ssh import SshSettings
+from hvdtrain.spec.models import JobSpec
+
+
+def make_request(
+    spec: JobSpec | None,
+    *,
+    python: str | None = None,
+    directory: str | None = None,
+    paths: tuple[str, ...] = (),
+    timeout_s: float = 30.0,
+) -> Request:
+    """What the spec says, if there is one, and over it the other arguments.
+
+    Raises:
+        UsageError: a path isn't absolute.
+    """
+    for name, value in (("--python", python), ("--directory", directory), *(("--path", path) for path in paths)):
+        if value and not value.startswith("/"):
+            raise UsageError("expected an absolute path, since it is one on the hosts", where=f"{name} {value}")
+    if spec is None:
+        return Request(SshSettings(), python or sys.executable, directory, paths, timeout_s=timeout_s)
+    directory = directory or str(spec.directory)
+    files = tuple(str(Path(directory, word)) for word in (spec.command or ())[1:] if word.endswith(".py"))
+    python = python or spec.python or sys.executable
+    return Request(
+        ssh_settings(spec), python, directory, paths, files, tuple(spec.network.interfaces), timeout_s=timeout_s
+    )

@@ -1,0 +1,103 @@
+"""Level standard on real hosts: the slow one is named and its rate measured, and no healthy one is blamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from namespace_hosts import Cluster
+
+pytestmark = pytest.mark.hosts
+
+LIMIT_S = 180
+# Runs on the first host, as validate-cluster does; prints the report and the matrix.
+MEASURE = """
+import dataclasses, json, sys
+from hvdtrain.cluster import standard
+from hvdtrain.cluster.models import Request
+from hvdtrain.hosts.models import Host
+
+kept = []
+judge = standard.judge
+standard.judge = lambda measured: kept.append(measured) or judge(measured)
+request = Request(python=sys.executable, directory=sys.argv[1])
+report = standard.standard([Host(name) for name in sys.argv[2:]], request)
+rates = {f"{a} {b}": rate for (a, b), rate in kept[0].bit_per_s.items()}
+print(json.dumps({**report.to_json(), "rates": rates, "order": kept[0].rank_order}))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(4) as cluster:
+        yield cluster
+
+
+def measured(cluster: Cluster, directory: Path) -> dict[str, Any]:
+    argv = [sys.executable, "-c", MEASURE, str(directory), *cluster.names]
+    done = cluster.hosts[0].run(argv, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def blamed(report: dict[str, Any], check: str = "bandwidth") -> list[tuple[str, list[str]]]:
+    findings = [finding for finding in report["findings"] if finding["check"] == check]
+    return [(finding["status"], finding["hosts"]) for finding in findings if finding["status"] in ("warn", "fail")]
+
+
+def rates(report: dict[str, Any], host: str) -> tuple[list[float], list[float]]:
+    """Out and in, Mbit/s."""
+    found = {tuple(pair.split()): rate / 1e6 for pair, rate in report["rates"].items()}
+    out = [rate for (sender, _), rate in found.items() if sender == host]
+    into = [rate for (_, receiver), rate in found.items() if receiver == host]
+    return out, into
+
+
+def test_the_limited_host_of_four_is_named_and_its_rate_measured(cluster: Cluster, tmp_path: Path) -> None:
+    with cluster.hosts[2].limit(200):
+        report = measured(cluster, tmp_path)
+    assert blamed(report) == [("fail", ["h3"])]
+    assert report["ok"] is False
+    (finding,) = [f for f in report["findings"] if f["check"] == "bandwidth" and f["status"] == "fail"]
+    # As a user reads it: "191 Mbit/s out, 191 Mbit/s in".
+    said = finding["found"].split(", ")
+    assert [part.split()[1:] for part in said] == [["Mbit/s", "out"], ["Mbit/s", "in"]]
+    assert all(180 <= float(part.split()[0]) <= 220 for part in said), finding
+    assert all(180 <= rate <= 220 for direction in rates(report, "h3") for rate in direction)
+    assert len(report["rates"]) == 12
+    assert report["duration_s"] < 60
+    # It stands in the ring once, whatever the order.
+    assert sorted(report["order"]) == cluster.names
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_that_only_sends_slowly(cluster: Cluster, tmp_path: Path) -> None:
+    host = cluster.hosts[1]
+    rate = ["root", "tbf", "rate", "200mbit", "burst", "256kb", "latency", "50ms"]
+    host.run(["tc", "qdisc", "replace", "dev", host.interface, *rate])
+    with contextlib.ExitStack() as stack:
+        stack.callback(host.run, ["tc", "qdisc", "del", "dev", host.interface, "root"])
+        report = measured(cluster, tmp_path)
+    assert blamed(report) == [("fail", ["h2"])]
+    (finding,) = [f for f in report["findings"] if f["check"] == "bandwidth" and f["status"] == "fail"]
+    assert finding["found"].endswith("Mbit/s out")
+    assert "only it sends slowly" in finding["fix"]
+
+
+def test_equally_limited_hosts_are_all_well(cluster: Cluster, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        for host in cluster.hosts:
+            stack.enter_context(host.limit(300))
+        report = measured(cluster, tmp_path)
+    assert blamed(report) == []
+    assert all(270 <= rate / 1e6 <= 330 for rate in report["rates"].values()), report["rates"]
+    assert report["order"] == cluster.names
+    checked = {finding["check"]: finding["status"] for finding in report["findings"]}
+    assert checked["latency"] in ("ok", "warn")
+    assert {checked[name] for name in ("disk-write", "disk-read", "memory-bandwidth")} <= {"ok", "warn"}
