@@ -118,8 +118,9 @@ def test_a_run_is_signalled_as_a_group(supervisor: Supervisor) -> None:
 def test_the_end_of_the_connection_ends_everything(supervisor: Supervisor, kill: bool) -> None:
     host = supervisor.host()
     supervisor.until(lambda: host.ready)
-    # One that is no child of anybody's, and doesn't listen to SIGTERM.
-    host.run(0, "trap '' TERM; (setsid sh -c 'echo $$; exec sleep 1000' &); sleep 1000")
+    # One that is no child of anybody's, and, where the agent is there to see to it, one that doesn't listen to SIGTERM.
+    listens = "" if kill else "trap '' TERM; "
+    host.run(0, f"{listens}(setsid sh -c 'echo $$; exec sleep 1000' &); exec sleep 1000")
     supervisor.until(lambda: supervisor.output.get(0, b"").endswith(b"\n"))
     pid = int(supervisor.output[0])
     assert is_running(pid)

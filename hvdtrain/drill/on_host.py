@@ -206,7 +206,7 @@ def _interface_of_the_login() -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if len(words) == 4 and words[2] in [address.address for address in addresses]:
             return str(name)
-    raise RefusedError("nobody knows which of its interfaces the job uses (set network.interfaces)")
+    raise RefusedError("nobody knows which of its interfaces the job uses; try --rank with one on another host")
 
 
 def _run(*argv: str) -> str:
