@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from launching import CONTROLLERS, TRAINS_ON, Job
 from namespace_hosts import Cluster
+from real_processes import heed_interrupts
 
 pytestmark = [pytest.mark.processes, pytest.mark.hosts]
 
@@ -67,6 +68,7 @@ class DrilledOnHosts(Job):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
         try:
             yield process
@@ -182,10 +184,10 @@ def test_nothing_stays_frozen_when_the_drill_is_ended(job: DrilledOnHosts, numbe
 
 def test_a_slow_link_is_seen_and_is_fast_again(job: DrilledOnHosts, cluster: Cluster) -> None:
     job.visits(weights=200_000)
-    found = job.drill("--fault", "slow-link", "--rate", "5mbit")["slow-link"]
+    found = job.drill("--fault", "slow-link", "--rate", "2mbit")["slow-link"]
     assert (found["verdict"], found["host"], found["named"]) == ("measured", "h2", None)
     speeds = re.fullmatch(
-        r"at 5mbit the job went on with (\S+) of (\S+) samples/s, and does (\S+) again", found["recovery"]
+        r"at 2mbit the job went on with (\S+) of (\S+) samples/s, and does (\S+) again", found["recovery"]
     )
     assert speeds
     slow, before, after = map(float, speeds.groups())
