@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,10 @@ print(total * 8 / 1e6 / (last - start))
 def left(tag: str) -> bool:
     links = subprocess.run(["ip", "link"], capture_output=True, text=True, check=True).stdout
     names = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
-    folders = [*Path("/etc/netns").glob(f"{tag}*"), *Path("/tmp").glob(tag.replace("hvdtrain-", "hvdtrain-hosts-"))]
+    folders = [
+        *Path("/etc/netns").glob(f"{tag}*"),
+        *Path(tempfile.gettempdir()).glob(tag.replace("hvdtrain-", "hvdtrain-hosts-")),
+    ]
     return tag in links + names or bool(folders)
 
 
@@ -165,7 +169,7 @@ def test_sweep_when_owner_and_guard_were_killed() -> None:
 
 def test_leftovers_of_another_on_the_same_subnet() -> None:
     with Cluster(2) as cluster:
-        stale = Path(f"/tmp/hvdtrain-hosts-{cluster.subnet}-{os.getpid()}-1")
+        stale = Path(tempfile.gettempdir(), f"hvdtrain-hosts-{cluster.subnet}-{os.getpid()}-1")
         stale.mkdir()
         Cluster.sweep()
         assert not stale.exists()
