@@ -3,13 +3,12 @@
 
 # left_running MARK: processes with MARK (NAME=VALUE) in their environment, each as its id and command line.
 left_running() {
-    local file pid
+    local file pid words
     while read -r file; do
         pid=${file//[!0-9]/}
-        # grep itself has the mark as well, and is gone by now.
-        if [ -r "/proc/$pid/cmdline" ]; then
-            printf '%s %s\n' "$pid" "$(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"
-        fi
+        # grep itself has the mark as well, and has ended by now: what has ended has no command line any more.
+        words=$({ tr '\0' ' ' <"/proc/$pid/cmdline"; } 2>/dev/null) || true
+        [ -z "$words" ] || printf '%s %s\n' "$pid" "$words"
     done < <(grep -lxzF "$1" /proc/[0-9]*/environ 2>/dev/null)
 }
 
