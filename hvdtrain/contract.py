@@ -25,6 +25,9 @@ RUN_DIRECTORY = "HVDTRAIN_RUN_DIRECTORY"
 ATTEMPT = "HVDTRAIN_ATTEMPT"
 # Number of workers on this host, where Horovod doesn't know it: for it each worker of an elastic job is a host.
 LOCAL_SIZE = "HVDTRAIN_LOCAL_SIZE"
+# Horovod's own, which differ from host to host: the interface that Gloo takes, and where it finds horovodrun.
+GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
+GLOO_RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 # A task job's `module:Class`, and its options and training settings as JSON objects.
 TASK = "HVDTRAIN_TASK"
 OPTIONS = "HVDTRAIN_OPTIONS"

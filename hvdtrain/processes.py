@@ -13,6 +13,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_SEND_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -41,6 +42,29 @@ def peer_user(connection: socket.socket) -> int:
     credentials = struct.Struct("3i")  # process, user, group
     _, user, _ = credentials.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
     return int(user)
+
+
+def listen(name: str) -> socket.socket:
+    """A listener in Linux's abstract namespace, which leaves nothing on any disk.
+
+    Raises:
+        OSError: somebody has that name.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen(socket.SOMAXCONN)
+    return listener
+
+
+def accept(listener: socket.socket) -> socket.socket | None:
+    """The next connection; None if it is another user's, since the abstract namespace has no permissions."""
+    connection, _ = listener.accept()
+    if peer_user(connection) != os.getuid():
+        connection.close()
+        return None
+    # At the other end is a wrapper, or what stands for ssh, which always read: a send of little can't block for long.
+    connection.settimeout(_SEND_TIMEOUT_S)
+    return connection
 
 
 def end_with_parent(number: signal.Signals) -> Callable[[], None]:

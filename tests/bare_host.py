@@ -78,16 +78,17 @@ class BareHost:
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
-    def argv(self, argv: Sequence[str]) -> list[str]:
+    def argv(self, argv: Sequence[str], cwd: "Path | None" = None) -> list[str]:
         """The command line that runs `argv` on this host; it becomes the command, with the same process id."""
-        enter = ["nsenter", "--target", str(self.sshd.pid), "--net", "--uts", "--mount", f"--wd={Path.cwd()}"]
+        folder = cwd or Path.cwd()
+        enter = ["nsenter", "--target", str(self.sshd.pid), "--net", "--uts", "--mount", f"--wd={folder}"]
         return [*enter, "env", *(f"{name}={value}" for name, value in self.environment.items()), *argv]
 
     def run(self, argv: Sequence[str], check: bool = True, **options: Any) -> "subprocess.CompletedProcess[Any]":
-        return subprocess.run(self.argv(argv), check=check, **options)
+        return subprocess.run(self.argv(argv, options.get("cwd")), check=check, **options)
 
     def popen(self, argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
-        return subprocess.Popen(self.argv(argv), **options)
+        return subprocess.Popen(self.argv(argv, options.get("cwd")), **options)
 
     # --- the link -----------------------------------------------------------------------------------------------------
 

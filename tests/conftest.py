@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Iterator
 
 import pytest
-from namespace_hosts import why_no_hosts
+from namespace_hosts import Cluster, why_no_hosts
 
 from hvdtrain.horovod.installed import installed
 
@@ -20,6 +21,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("hosts") and (reason := why_no_hosts()):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three hosts, h1 to h3, for a module's tests."""
+    with Cluster(3) as hosts:
+        yield hosts
 
 
 def _parameters(item: pytest.Item) -> dict[str, object]:

@@ -75,11 +75,8 @@ class Job:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        try:
+        with killed(process):
             yield process
-        finally:
-            process.kill()
-            process.communicate()
 
     @property
     def run_directory(self) -> Path:
@@ -99,6 +96,16 @@ class Job:
     def events(self) -> list[dict[str, Any]]:
         """Records of ``events.jsonl`` of the newest run."""
         return [json.loads(line) for line in (self.run_directory / "events.jsonl").read_text().splitlines()]
+
+
+@contextmanager
+def killed(process: subprocess.Popen[str]) -> Iterator[None]:
+    """At the end the process is killed if it lives on, and what it has written is read."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def worker_pids(process: subprocess.Popen[str], count: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launching import PATIENCE_S, Job
+from launching import PATIENCE_S, Job, killed
 from namespace_hosts import Cluster, NamespaceHost
 
 # In which everything of a job must be gone from all hosts once its launch has ended.
@@ -35,7 +34,6 @@ class HostsJob(Job):
 
     @contextlib.contextmanager
     def started(self, *options: str) -> Iterator[subprocess.Popen[str]]:
-        os.chdir(self.folder)
         process = self.cluster.hosts[0].popen(
             [sys.executable, "-m", "hvdtrain", "launch", "job.yaml", *options],
             cwd=self.folder,
@@ -44,11 +42,8 @@ class HostsJob(Job):
             stderr=subprocess.STDOUT,
             text=True,
         )
-        try:
+        with killed(process):
             yield process
-        finally:
-            process.kill()
-            process.communicate()
 
     def run_to_end(self, *options: str) -> tuple[int, str]:
         with self.started(*options) as process:
@@ -74,12 +69,13 @@ class HostsJob(Job):
         for pid in map(int, pids):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if re.search("hvdtrain|orted|mpirun", words) and not re.match("sshd|.*namespace_hosts", words):
+                is_of_a_job = re.search(r"hvdtrain|orted|mpirun|train\.py", words)
+                if is_of_a_job and not re.match("sshd|.*namespace_hosts", words):
                     found[pid] = words
         return found
 
-    def nothing_is_left(self) -> None:
-        deadline = time.monotonic() + GONE_S
+    def nothing_is_left(self, seconds: float = GONE_S) -> None:
+        deadline = time.monotonic() + seconds
         while left := {host.name: found for host in self.cluster.hosts if (found := self.processes_on(host))}:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)

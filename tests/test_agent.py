@@ -38,9 +38,7 @@ class Supervisor:
         self.hosts: list[RemoteHost] = []
 
     def host(self, *argv: str, directory: Path | None = None, **environment: str) -> RemoteHost:
-        handlers = Handlers(
-            self.workers.append, self._said, self._shut, self._ran, lambda host, why: self.lost.append(why)
-        )
+        handlers = Handlers(self._said, self._shut, lambda host, why: self.lost.append(why), self._ran)
         host = RemoteHost("far", argv or AGENT, self.loop, handlers)
         self.hosts.append(host)
         host.set_up(self.channel, str(directory or self.folder), environment, "127.0.0.1")
@@ -48,6 +46,8 @@ class Supervisor:
 
     def _said(self, worker: Worker, data: bytes) -> None:
         self.said += data
+        if worker not in self.workers:
+            self.workers.append(worker)
 
     def _shut(self, worker: Worker) -> None:
         self.shut += 1

@@ -8,15 +8,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import CONTROLLERS, TRAINS_ON, Job
-from namespace_hosts import Cluster
+from launching import CONTROLLERS, TRAINS_ON, killed
+from launching_hosts import HostsJob
+from namespace_hosts import Cluster, NamespaceHost
 from real_processes import heed_interrupts
+
+from hvdtrain.worker.stacks import state_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.hosts]
 
@@ -27,37 +29,23 @@ GONE_S = 20
 ELASTIC = {"min": 1, "max": 3, "cooldown_s": 1, "batch": "keep_global"}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3) as hosts:
-        yield hosts
-
-
-class DrilledOnHosts(Job):
+class DrilledOnHosts(HostsJob):
     """A job whose drill runs on the first host of a cluster."""
-
-    def __init__(self, folder: Path, cluster: Cluster) -> None:
-        super().__init__(folder)
-        self.cluster = cluster
 
     def command(self, controller: str = "gloo", hosts: str = "h1:1,h2:1", **settings: Any) -> None:
         """A script that trains for ever, and tells no steps."""
         (self.folder / "train.py").write_text(TRAINS_ON)
-        self._write(controller=controller, hosts={"list": [hosts]}, command=["python", "train.py"], **settings)
+        self.write(hosts, controller, command=["python", "train.py"], **settings)
 
     def visits(self, hosts: str = "h1:1,h2:1", weights: int = 1200, **settings: Any) -> None:
         """A task with so many weights, each of eight bytes."""
         (self.folder / "visits.py").write_text(VISITS.read_text())
         options = {"epochs": 1000, "batch_size": 8, "lr": 0.5, "evaluate_every_epochs": None, "samples": weights}
         checkpoint = {"every_steps": 20}
-        self._write(
-            controller="gloo", hosts={"list": [hosts]}, task="visits:Visits", options=options, checkpoint=checkpoint,
-            restarts={"backoff_s": 0.5}, **settings,
-        )  # fmt: skip
-
-    def _write(self, **spec: Any) -> None:
-        # Checks of hosts have tests of their own.
-        (self.folder / "job.yaml").write_text(json.dumps({"validate": "none", **spec}))
+        restarts = {"backoff_s": 0.5}
+        self.write(
+            hosts, "gloo", task="visits:Visits", options=options, checkpoint=checkpoint, restarts=restarts, **settings
+        )
 
     @contextlib.contextmanager
     def drilling(self, *options: str) -> Iterator[subprocess.Popen[str]]:
@@ -70,11 +58,8 @@ class DrilledOnHosts(Job):
             text=True,
             preexec_fn=heed_interrupts,
         )
-        try:
+        with killed(process):
             yield process
-        finally:
-            process.kill()
-            process.communicate()
 
     def drill(self, *options: str) -> dict[str, dict[str, Any]]:
         """The results by fault, of a drill in which nothing is wrong."""
@@ -83,27 +68,13 @@ class DrilledOnHosts(Job):
         assert process.returncode == 0, words + output
         return {result["fault"]: result for result in json.loads(output)["results"]}
 
-    def processes_on(self, name: str) -> dict[int, str]:
-        """The job's processes on a host: their states by process id."""
-        (host,) = (host for host in self.cluster.hosts if host.name == name)
-        pids = subprocess.run(["ip", "netns", "pids", host.namespace], capture_output=True, text=True).stdout.split()
-        found = {}
-        for path in (Path("/proc", pid) for pid in pids):
-            with contextlib.suppress(OSError):
-                if re.search(rb"hvdtrain\.|hvdtrain/|orted|train\.py", (path / "cmdline").read_bytes()):
-                    found[int(path.name)] = (path / "stat").read_text().rpartition(")")[2].split()[0]
-        return {pid: state for pid, state in found.items() if state not in "ZX"}
-
-    def nothing_is_left(self) -> None:
-        deadline = time.monotonic() + GONE_S
-        while left := {host.name: found for host in self.cluster.hosts if (found := self.processes_on(host.name))}:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.05)
+    def frozen_on(self, host: NamespaceHost) -> int:
+        """How many of the job's processes on a host are stopped."""
+        return sum(state_of(pid) == "T" for pid in self.processes_on(host))
 
 
 @pytest.fixture
-def job(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> DrilledOnHosts:
-    monkeypatch.chdir(tmp_path)
+def job(tmp_path: Path, cluster: Cluster) -> DrilledOnHosts:
     return DrilledOnHosts(tmp_path, cluster)
 
 
@@ -125,14 +96,14 @@ def test_ranks_of_another_host(job: DrilledOnHosts, controller: str) -> None:
     assert {name: found[name]["named"]["rank"] for name in names[:3]} == dict.fromkeys(names[:3], 1)
     assert found["kill-rank"]["noticed_s"] < 5
     assert "rank 1 on h2 was killed by SIGKILL" in found["kill-rank"]["summary"]
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 def test_a_slow_rank_of_another_host(job: DrilledOnHosts) -> None:
     job.visits()
     found = job.drill("--fault", "slow-rank")["slow-rank"]
     assert (found["verdict"], found["rank"], found["named"]) == ("measured", 1, None)
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 # --- a host ----------------------------------------------------------------------------------------------------------
@@ -146,7 +117,7 @@ def test_a_host_is_cut_off_and_the_job_ends(job: DrilledOnHosts, controller: str
     assert (found["named"]["kind"], found["named"]["host"]) == ("lost_host", "h2")
     # Silence is given up after 15 s; the last word may have come some time before the fault.
     assert 12 < found["noticed_s"] < 30
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 def test_a_host_is_cut_off_and_the_job_begins_again(job: DrilledOnHosts) -> None:
@@ -154,7 +125,7 @@ def test_a_host_is_cut_off_and_the_job_begins_again(job: DrilledOnHosts) -> None
     found = job.drill("--fault", "cut-host")["cut-host"]
     assert (found["verdict"], found["host"]) == ("measured", "h2")
     assert found["recovery"].startswith("a new attempt trains past step ")
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 def test_a_host_is_cut_off_and_the_others_go_on(job: DrilledOnHosts) -> None:
@@ -162,7 +133,7 @@ def test_a_host_is_cut_off_and_the_others_go_on(job: DrilledOnHosts) -> None:
     found = job.drill("--fault", "cut-host")["cut-host"]
     assert (found["verdict"], found["host"], found["named"]["kind"]) == ("measured", "h3", "worker_lost")
     assert found["recovery"].startswith("the other workers train past step ")
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
@@ -173,10 +144,10 @@ def test_nothing_stays_frozen_when_the_drill_is_ended(job: DrilledOnHosts, numbe
         for line in process.stderr:
             if "h2: SIGSTOP of all that the launch runs there" in line:
                 break
-        assert list(job.processes_on("h2").values()).count("T") >= 3
+        assert job.frozen_on(job.cluster.hosts[1]) >= 3
         process.send_signal(number)
         assert process.wait(PATIENCE_S) == (-9 if number == signal.SIGKILL else 128 + number)
-        job.nothing_is_left()
+        job.nothing_is_left(GONE_S)
 
 
 # --- a link ----------------------------------------------------------------------------------------------------------
@@ -194,7 +165,7 @@ def test_a_slow_link_is_seen_and_is_fast_again(job: DrilledOnHosts, cluster: Clu
     assert slow < 0.51 * before
     assert after > 0.79 * before
     assert "tbf" not in queues_of(cluster, "h2")
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 def test_a_link_that_is_no_bottleneck(job: DrilledOnHosts, cluster: Cluster) -> None:
@@ -204,7 +175,7 @@ def test_a_link_that_is_no_bottleneck(job: DrilledOnHosts, cluster: Cluster) -> 
     assert process.returncode == 1, words
     assert re.search(r"at 1gbit the job still does \S+ of \S+ samples/s, so there is nothing to notice", output)
     assert "tbf" not in queues_of(cluster, "h2")
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)
 
 
 def test_a_queue_of_the_users_own_stays(job: DrilledOnHosts, cluster: Cluster) -> None:
@@ -214,4 +185,4 @@ def test_a_queue_of_the_users_own_stays(job: DrilledOnHosts, cluster: Cluster) -
         assert "rate 400Mbit" in queues_of(cluster, "h2")
     assert process.returncode == 1, words
     assert "eth0 has a qdisc already (tbf " in output
-    job.nothing_is_left()
+    job.nothing_is_left(GONE_S)

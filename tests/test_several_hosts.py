@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,8 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3) as hosts:
-        yield hosts
-
-
 @pytest.fixture
-def job(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> HostsJob:
-    monkeypatch.chdir(tmp_path)
+def job(tmp_path: Path, cluster: Cluster) -> HostsJob:
     return HostsJob(tmp_path, cluster)
 
 
@@ -198,8 +191,7 @@ def test_an_elastic_job_loses_a_host_and_gets_it_back(job: HostsJob) -> None:
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)
-def test_a_network_of_ipv6_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, controller: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_network_of_ipv6_alone(tmp_path: Path, controller: str) -> None:
     (tmp_path / "train.py").write_text("import horovod.torch as hvd; hvd.init(); print('size', hvd.size())")
     with Cluster(2, ipv6_only=True) as hosts:
         job = HostsJob(tmp_path, hosts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,15 +70,8 @@ def test_a_damaged_file_is_as_none(cache: Path, damage: str) -> None:
     assert recall(HOSTS, request) is None
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3) as hosts:
-        yield hosts
-
-
 @pytest.fixture
-def job(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> HostsJob:
-    monkeypatch.chdir(tmp_path)
+def job(tmp_path: Path, cluster: Cluster) -> HostsJob:
     made = HostsJob(tmp_path, cluster)
     made.environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     made.settings = {"validate": "quick"}

@@ -23,8 +23,7 @@ from hvdtrain.supervise.run_directory import RunDirectory
 
 @click.command()
 @options.job
-@click.option("--include", metavar="HOSTS", multiple=True, help="Use only these hosts.")
-@click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
+@options.subset
 @options.new_runs
 @options.detach
 @click.option("--dry-run", is_flag=True, help="Show the plan and the exact command, and start nothing.")

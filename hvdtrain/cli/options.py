@@ -64,6 +64,13 @@ def job(command: _Command) -> _Command:
     return command
 
 
+def subset(command: _Command) -> _Command:
+    """``--include`` and ``--exclude``: some of the hosts."""
+    include = click.option("--include", metavar="HOSTS", multiple=True, help="Use only these hosts.")
+    exclude = click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
+    return include(exclude(command))
+
+
 def new_runs(command: _Command) -> _Command:
     """``--runs`` of a command that makes a run directory."""
     return click.option(

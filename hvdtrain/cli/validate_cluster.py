@@ -17,8 +17,7 @@ from hvdtrain.errors import ExitStatus, UsageError
 @click.argument("job", type=click.Path(path_type=Path), required=False)
 @click.option("--hosts", metavar="LIST", help="Hosts: a,b or node[01-64]")
 @click.option("--hostfile", type=click.Path(path_type=Path), callback=options.expanded, help="Hostfile.")
-@click.option("--include", metavar="HOSTS", multiple=True, help="Only these hosts.")
-@click.option("--exclude", metavar="HOSTS", multiple=True, help="Leave these hosts out.")
+@options.subset
 @click.option("--level", type=click.Choice(["quick", "standard", "full"]), default="quick", show_default=True)
 @click.option("--python", metavar="PATH", help="Python on the hosts. Default: the job's, or this one.")
 @click.option("--directory", metavar="PATH", help="Working directory that must be there. Default: the job's.")

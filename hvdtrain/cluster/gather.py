@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hvdtrain.cluster.checks.files import looked_at
@@ -24,13 +24,9 @@ _SSH_CONFIG_THREADS = 4
 def gather(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Evidence:
     """The facts of all hosts; one that is dead, slow or lies costs its timeout only."""
     by_name = {host.name: host for host in hosts}
-    probe = probe_command(request.python)
-    here = ["sh", "-c", probe]
-    commands = {
-        name: here if is_this_machine(name) else ssh_command(host, request.ssh, probe) for name, host in by_name.items()
-    }
+    commands = probe_commands(by_name.values(), request)
     launcher = next((name for name in by_name if is_this_machine(name)), LAUNCHER)
-    commands.setdefault(launcher, here)
+    commands.setdefault(launcher, _probe_here(request))
     done: set[str] = set()
 
     def on_done(name: str, _: object) -> None:
@@ -72,6 +68,19 @@ def gather(hosts: Sequence[Host], request: Request, progress: Progress = lambda 
             unchecked_keys=unchecked.result(),
             network=network,
         )
+
+
+def probe_commands(hosts: Iterable[Host], request: Request) -> dict[str, list[str]]:
+    """The command that starts the probe on each host, by name; on this machine without ssh."""
+    probe = probe_command(request.python)
+    return {
+        host.name: _probe_here(request) if is_this_machine(host.name) else ssh_command(host, request.ssh, probe)
+        for host in hosts
+    }
+
+
+def _probe_here(request: Request) -> list[str]:
+    return ["sh", "-c", probe_command(request.python)]
 
 
 def _why(name: str, outcome: object) -> Unreached | None:

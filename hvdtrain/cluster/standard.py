@@ -9,17 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from hvdtrain.cluster.bandwidth import Pair, Timing, analyse, packed, rounds, suspects, timing
-from hvdtrain.cluster.gather import Progress
+from hvdtrain.cluster.gather import Progress, probe_commands
 from hvdtrain.cluster.measured import Measured, judge
 from hvdtrain.cluster.models import Evidence, Finding, Report, Request
 from hvdtrain.cluster.quick import quick
 from hvdtrain.errors import StartError
-from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.facts import NetworkFacts
-from hvdtrain.remote.bootstrap import probe_command, probe_sources
+from hvdtrain.remote.bootstrap import probe_sources
 from hvdtrain.remote.fanout import Answer, HostFailure, Session
-from hvdtrain.remote.ssh import ssh_command
 
 # A single TCP stream may not fill a link that is faster than this, and clouds limit each stream.
 _ONE_STREAM_MBIT = 10_000
@@ -45,12 +43,7 @@ def measured_findings(evidence: Evidence) -> tuple[Finding, ...]:
     names = evidence.reached
     if not names:
         return ()
-    probe = probe_command(evidence.request.python)
-    commands = {
-        host.name: ["sh", "-c", probe] if is_this_machine(host.name) else ssh_command(host, evidence.request.ssh, probe)
-        for host in evidence.hosts
-        if host.name in names
-    }
+    commands = probe_commands((host for host in evidence.hosts if host.name in names), evidence.request)
     network = chosen_network(evidence)
     with Session(commands, probe_sources()) as session:
         return judge(measure(session, names, network, evidence.request))

@@ -10,13 +10,12 @@ from typing import Any
 
 import psutil
 
+from hvdtrain import contract
 from hvdtrain.drill.hand import Hand
 from hvdtrain.drill.on_host import GoneError
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise.records import RankStatus
 
-# The variable with the network interface of the job on a host.
-_INTERFACE = "HOROVOD_GLOO_IFACE"
 # What is done at the word.
 Deed = Callable[[], object]
 
@@ -63,7 +62,7 @@ class Target:
             RefusedError: it can't be done there.
         """
         environment = self.plan.environment | self.plan.host_environment.get(self.host, {})
-        interface = environment.get(_INTERFACE)
+        interface = environment.get(contract.GLOO_INTERFACE)
         with self._hand(self.host, action, interface=interface, rate=self.rate) as hand:
             yield hand.act
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hvdtrain import contract
 from hvdtrain.errors import StartError
 from hvdtrain.fabric.models import HostFabric, Interface
 from hvdtrain.fabric.routes import ChosenNetwork
@@ -27,13 +28,13 @@ def set_gloo(settings: Settings, network: ChosenNetwork, fabrics: Mapping[str, H
                 fix="take controller: mpi, or make the address that the hosts share the interface's first",
             )
     settings.variable(
-        "HOROVOD_GLOO_IFACE",
+        contract.GLOO_INTERFACE,
         {host: own.interface for host, own in network.per_host.items()},
         "Gloo's connections; without it Horovod takes any interface whose name all hosts share",
     )
     if network.launcher_address:
         settings.variable(
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR", network.launcher_address, "the launching machine, as the hosts reach it"
+            contract.GLOO_RENDEZVOUS, network.launcher_address, "the launching machine, as the hosts reach it"
         )
 
 

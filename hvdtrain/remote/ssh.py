@@ -119,6 +119,10 @@ def explain(host: str, words: str) -> SshFault:
     for kind, pattern, what, fix in _FAULTS:
         if re.search(pattern, words):
             return SshFault(kind, what, fix.format(host=host))
+    return SshFault("other", f"ssh ended with an error{last_words(words)}", f"see 'ssh -v {host}'")
+
+
+def last_words(words: str) -> str:
+    """The last line of what a program said, with a colon before it, for the end of a sentence; empty without one."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    last = f": {lines[-1][:300]}" if lines else ""
-    return SshFault("other", f"ssh ended with an error{last}", f"see 'ssh -v {host}'")
+    return f": {lines[-1][:300]}" if lines else ""

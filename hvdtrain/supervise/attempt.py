@@ -18,13 +18,7 @@ from hvdtrain.heartbeat import STOPPED
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.events import EventLoop
-from hvdtrain.supervise.hosts import (
-    RENDEZVOUS_ADDRESS,
-    Hosts,
-    programs_environment,
-    remote_environment,
-    write_programs,
-)
+from hvdtrain.supervise.hosts import Hosts, remote_environment, with_programs
 from hvdtrain.supervise.lines import LineAssembler
 from hvdtrain.supervise.logs import LogFile
 from hvdtrain.supervise.masking import masker
@@ -119,13 +113,7 @@ class Attempt:
         self._hosts.require_all()
 
     def _handlers(self) -> Handlers:
-        return Handlers(
-            opened=lambda worker: None,
-            said=self._take,
-            shut=self._leave,
-            ran=lambda number, output, code: None,
-            lost=self._on_lost_host,
-        )
+        return Handlers(said=self._take, shut=self._leave, lost=self._on_lost_host)
 
     # --- events ------------------------------------------------------------------------------------------------
 
@@ -216,7 +204,7 @@ class Attempt:
         """The variables of a host's workers."""
         environment = remote_environment(self._environment) if self._hosts.get(host) else self._environment
         environment = environment | self._plan.host_environment.get(host, {})
-        return environment | {RENDEZVOUS_ADDRESS: "127.0.0.1"} if self._hosts.has_tunnels else environment
+        return environment | {contract.GLOO_RENDEZVOUS: "127.0.0.1"} if self._hosts.has_tunnels else environment
 
     def _on_lost_host(self, host: RemoteHost, why: str) -> None:
         """Its workers are said to be gone next."""
@@ -251,7 +239,7 @@ class Attempt:
         assert worker.rank is not None
         worker.ended = True
         self._flush(worker)
-        fault = self._hosts.fault(worker.host) if worker.is_remote else None
+        fault = self._hosts.lost.get(worker.host) if worker.is_remote else None
         lines = tuple(worker.last_lines)
         rank_end = RankEnd(worker.rank, worker.host, end, worker.ending, lines, fault, time.time())
         self._recorder.rank_ended(rank_end)
@@ -296,11 +284,8 @@ class Attempt:
     def _start_launcher(self, channel_name: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in self._plan.environment.items() if _SHELL_NAME.fullmatch(name)}
         if self._needs_programs:
-            write_programs(self._plan)
-            environment = programs_environment(self._plan, environment)
-        if self._plan.agents:
-            # horovodrun would carry this login's over to the other hosts.
-            environment = remote_environment(environment)
+            # horovodrun would carry what is this login's over to the other hosts.
+            environment = with_programs(self._plan, remote_environment(environment))
         try:
             launcher = subprocess.Popen(
                 self._plan.argv,
@@ -394,7 +379,7 @@ class Attempt:
                 missing=self._missing(),
                 size=self._size,
                 start_timeout_s=START_TIMEOUT_S if self._start_timed_out else None,
-                lost_hosts=self._hosts.lost if self._hosts else {},
+                lost_hosts=self._hosts.lost,
                 launcher_ended_first=self._launcher_ended_first,
             )
         )

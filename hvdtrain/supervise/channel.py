@@ -134,20 +134,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.name = f"hvdtrain-{secrets.token_hex(16)}"
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.bind("\0" + self.name)
-        self.socket.listen(socket.SOMAXCONN)
+        self.socket = processes.listen(self.name)
 
     def accept(self) -> SocketLine | None:
         """The next who comes, and hasn't said yet who it is; None for another user's process."""
-        connection, _ = self.socket.accept()
-        # The abstract namespace has no permissions, and the answer to a HELLO carries secrets.
-        if processes.peer_user(connection) != os.getuid():
-            connection.close()
-            return None
-        # Its reader is the wrapper, which always reads: a send of this little can't block for long.
-        connection.settimeout(10)
-        return SocketLine(connection)
+        # The answer to a HELLO carries secrets.
+        connection = processes.accept(self.socket)
+        return SocketLine(connection) if connection else None
 
     def close(self) -> None:
         """Take no more workers."""

@@ -19,7 +19,6 @@ from hvdtrain.plan.plan import LaunchPlan, agent_command
 from hvdtrain.supervise import channel
 from hvdtrain.supervise.attempt import GRACE_S, LAST_WORDS_S, STACKS_S, Attempt
 from hvdtrain.supervise.host_source import HostSource
-from hvdtrain.supervise.hosts import IFACE, RENDEZVOUS_ADDRESS
 from hvdtrain.supervise.outcome import Outcome, RankEnd, rank_failed
 from hvdtrain.supervise.recorder import Recorder
 from hvdtrain.supervise.remote import RemoteHost, start_fault
@@ -176,7 +175,7 @@ class ElasticAttempt(Attempt):
         environment, remote = super()._host_environment(host), self._hosts.get(host)
         address = self._hosts.launcher_address
         if host not in self._plan.agents and remote and remote.interface and address:
-            environment |= {IFACE: remote.interface, RENDEZVOUS_ADDRESS: address}
+            environment |= {contract.GLOO_INTERFACE: remote.interface, contract.GLOO_RENDEZVOUS: address}
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={remote.interface}")
         return environment
 

@@ -31,9 +31,6 @@ from hvdtrain.supervise.remote import (
 )
 from hvdtrain.supervise.tools import mpirun, ssh
 
-# The interface that Gloo takes, and where it finds horovodrun.
-IFACE = "HOROVOD_GLOO_IFACE"
-RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 _RENDEZVOUS_PORT = re.compile(r"HOROVOD_GLOO_RENDEZVOUS_PORT=(\d+)")
 # What horovodrun has run on a host ends with horovodrun's own process for it, as with ssh: first politely.
 _KILL_AFTER_S = 5.0
@@ -127,7 +124,7 @@ class Hosts:
     def launcher_address(self) -> str | None:
         """This machine's address as the hosts see it, as the plan has it."""
         settings = (self._plan.environment, *self._plan.host_environment.values())
-        return next((found for values in settings if (found := values.get(RENDEZVOUS_ADDRESS))), None)
+        return next((found for values in settings if (found := values.get(contract.GLOO_RENDEZVOUS))), None)
 
     def knows(self, name: str) -> bool:
         """Whether a host is reached, or about to be."""
@@ -137,11 +134,6 @@ class Hosts:
     def lost(self) -> dict[str, str]:
         """The hosts that are lost, and why."""
         return {name: host.fault for name, host in self._hosts.items() if host.fault is not None}
-
-    def fault(self, name: str) -> str | None:
-        """Why a host is lost, where it is."""
-        host = self._hosts.get(name)
-        return host.fault if host else None
 
     def get(self, name: str) -> RemoteHost | None:
         """A host that is reached now."""
@@ -176,7 +168,7 @@ class Hosts:
             line.send(frames.pack(frames.HERE, b""))
             return
         if self.has_tunnels and (port := _RENDEZVOUS_PORT.search(str(message["command"]))):
-            self._tunnel(name, int(port[1]))
+            self._tunnel(host, int(port[1]))
         number = next(self._numbers)
         self._waiting[number] = line, host
         host.run(number, str(message["command"]))
@@ -187,11 +179,11 @@ class Hosts:
         address = self.launcher_address
         return address is not None and ":" in address
 
-    def _tunnel(self, name: str, port: int) -> None:
+    def _tunnel(self, host: RemoteHost, port: int) -> None:
         """Bring a host's connections to that port to horovodrun; Horovod tries again for long enough."""
-        if (name, port) not in self._tunnels:
-            self._tunnels[name, port] = subprocess.Popen(
-                tunnel(self._plan.agents[name], port),
+        if (host.name, port) not in self._tunnels:
+            self._tunnels[host.name, port] = subprocess.Popen(
+                tunnel(host.argv, port),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -223,16 +215,18 @@ def remote_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OF_THE_LOGIN}
 
 
-def write_programs(plan: LaunchPlan) -> Path:
-    """Write what stands for ssh and mpirun into the run directory; returns the folder that belongs first on PATH.
+def with_programs(plan: LaunchPlan, environment: Mapping[str, str]) -> dict[str, str]:
+    """Write what stands for ssh and mpirun into the run directory; returns the variables by which horovodrun finds it.
 
     Raises:
-        StartError: it can't be written.
+        StartError: they can't be written.
     """
     folder = Path(plan.run_directory) / contract.PROGRAMS
     programs = {"ssh": _SSH.format(variable=ssh.COMMAND, command=_script(ssh.__file__))}
+    own = {"PATH": os.pathsep.join([str(folder), environment["PATH"]])}
     if plan.mpi_parameters:
         programs["mpirun"] = f'#!/bin/sh\nexec {_script(mpirun.__file__)} "$@"\n'
+        own |= {mpirun.PROGRAM: plan.mpirun or "mpirun", mpirun.PARAMETERS: json.dumps(plan.mpi_parameters)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in programs.items():
@@ -240,15 +234,7 @@ def write_programs(plan: LaunchPlan) -> Path:
             (folder / name).chmod(0o700)
     except OSError as error:
         raise StartError(f"can't write the run directory: {error.strerror}", where=str(folder)) from error
-    return folder
-
-
-def programs_environment(plan: LaunchPlan, environment: dict[str, str]) -> dict[str, str]:
-    """Horovodrun's variables, by which it finds these programs, and they what they need."""
-    path = os.pathsep.join([str(Path(plan.run_directory) / contract.PROGRAMS), environment["PATH"]])
-    if plan.mpi_parameters:
-        environment |= {mpirun.PROGRAM: plan.mpirun or "mpirun", mpirun.PARAMETERS: json.dumps(plan.mpi_parameters)}
-    return environment | {"PATH": path}
+    return {**environment, **own}
 
 
 def _script(file: str | None) -> str:

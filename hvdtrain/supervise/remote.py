@@ -14,7 +14,7 @@ from typing import Any
 
 from hvdtrain import __version__, frames, processes
 from hvdtrain.errors import StartError
-from hvdtrain.remote.ssh import SSH_FAILED, explain
+from hvdtrain.remote.ssh import SSH_FAILED, explain, last_words
 from hvdtrain.supervise.channel import Worker
 from hvdtrain.supervise.events import EventLoop
 
@@ -24,6 +24,7 @@ CONNECT_TIMEOUT_S = 60.0
 SILENCE_S = 15.0
 ALIVE_INTERVAL_S = 1.0
 _MOST_WORDS = 65536
+_SAME_PYTHON = "install the same environment there, or name its Python with 'python' in the job spec"
 _CHUNK = 1 << 18
 
 
@@ -32,18 +33,16 @@ class Handlers:
     """What a host's events are told to.
 
     Attributes:
-        opened: a worker has come.
         said: a worker has said these bytes.
         shut: a worker is gone.
-        ran: what horovodrun or mpirun had run has written these bytes, or has ended with that exit status.
         lost: the host can't be reached any more, and why; its workers are shut next.
+        ran: what horovodrun or mpirun had run has written these bytes, or has ended with that exit status.
     """
 
-    opened: Callable[[Worker], None]
     said: Callable[[Worker, bytes], None]
     shut: Callable[[Worker], None]
-    ran: Callable[[int, bytes, int | None], None]
     lost: Callable[[RemoteHost, str], None]
+    ran: Callable[[int, bytes, int | None], None] = lambda number, output, code: None
 
 
 class RemoteHost:
@@ -58,6 +57,7 @@ class RemoteHost:
 
     def __init__(self, name: str, argv: tuple[str, ...], loop: EventLoop, handlers: Handlers) -> None:
         self.name = name
+        self.argv = argv
         self.ready = False
         # What the agent has found there: its NVIDIA GPUs, and the interface by which it reaches the launcher.
         self.gpus = 0
@@ -161,8 +161,7 @@ class RemoteHost:
         if not data:
             self._loop.forget(self._ssh.stdout)
             self._hear_words()
-            said = [line.strip() for line in self.words.splitlines() if line.strip()]
-            self._lose(f"its connection has ended{': ' if said else ''}{said[-1][:300] if said else ''}")
+            self._lose(f"its connection has ended{last_words(self.words)}")
             return
         self._heard = time.monotonic()
         try:
@@ -214,7 +213,6 @@ class RemoteHost:
     def _on_numbered(self, kind: bytes, number: int, rest: bytes) -> None:
         if kind == frames.OPEN:
             self._workers[number] = Worker(_Line(self, number), host=self.name)
-            self._handlers.opened(self._workers[number])
         elif kind == frames.DATA and number in self._workers:
             self._handlers.said(self._workers[number], rest)
         elif kind == frames.SHUT and number in self._workers:
@@ -289,22 +287,13 @@ class _Line:
 
 def start_fault(host: RemoteHost, python: str) -> StartError:
     """Why a host's agent didn't start, from what ssh or its Python said."""
-    words, status = host.words, host.ssh_status
+    words, status, there = host.words, host.ssh_status, f"{host.name}:{python}"
     if status == SSH_FAILED and "hvdtrain" not in words:
         fault = explain(host.name, words)
         return StartError(f"{host.name} can't be reached: {fault.what}", where=host.name, fix=fault.fix)
     if status in (126, 127) or "No such file or directory" in words or "not found" in words:
-        return StartError(
-            "the Python that the launch uses isn't there",
-            where=f"{host.name}:{python}",
-            fix="install the same environment there, or name its Python with 'python' in the job spec",
-        )
+        return StartError("the Python that the launch uses isn't there", where=there, fix=_SAME_PYTHON)
     if "No module named" in words:
-        return StartError(
-            "its Python has no hvdtrain",
-            where=f"{host.name}:{python}",
-            fix="install the same environment there, or name its Python with 'python' in the job spec",
-        )
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    said = f": {lines[-1][:300]}" if lines else ""
-    return StartError(f"{host.fault or 'no answer'}{said}", where=host.name, fix=f"see 'ssh {host.name}'")
+        return StartError("its Python has no hvdtrain", where=there, fix=_SAME_PYTHON)
+    what = f"{host.fault or 'no answer'}{last_words(words)}"
+    return StartError(what, where=host.name, fix=f"see 'ssh {host.name}'")

@@ -50,9 +50,7 @@ class Agent:
         self._heard = time.monotonic()
         self._next_alive = 0.0
         self._over = False
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind("\0" + setup["channel"])
-        self._listener.listen(socket.SOMAXCONN)
+        self._listener = processes.listen(setup["channel"])
 
     def serve(self) -> None:
         """Do what the supervisor wants until the connection ends, then end everything."""
@@ -163,11 +161,9 @@ class Agent:
     # --- this host's workers -----------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        if processes.peer_user(connection) != os.getuid():
-            connection.close()
+        connection = processes.accept(self._listener)
+        if connection is None:
             return
-        connection.settimeout(10)
         number = self._next_worker
         self._next_worker += 1
         self._workers[number] = connection
