@@ -71,6 +71,17 @@ def test_a_stopped_process_is_named_also_without_heartbeats() -> None:
     assert watch.hang(20.9) is None
 
 
+def test_a_rank_that_is_stopped_in_a_collective_is_named_also_if_the_others_fell_silent_before() -> None:
+    watch = Watch(2, 5)
+    waits = Beat(time=1, step=7, steps=9, waiting=True, activity="gradients")
+    watch.beat(0, waits, "R", 10)
+    watch.beat(1, waits, "S", 10)
+    watch.beat(0, waits, "R", 11)
+    watch.beat(1, waits, "T", 11)
+    assert watch.hang(14.9) is None
+    assert watch.hang(15) == Hang(1, "its process is stopped (state T), after step 7, in 'gradients'")
+
+
 def test_horovods_warning_names_who_does_not_join() -> None:
     watch = Watch(3, 5)
     for second in range(0, 8, 2):

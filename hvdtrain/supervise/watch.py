@@ -99,7 +99,7 @@ class Watch:
             return None
         for number, rank in self._ranks.items():
             if rank.stopped_at is not None and now - rank.stopped_at >= self._timeout_s:
-                return Hang(number, f"its process is stopped (state T){_place(rank.beat)}")
+                return _stopped(number, rank)
         beats = [rank.beat for rank in self._ranks.values()]
         # How long data and model may take to be made is for the task to know.
         building = any(beat.time and not beat.steps and not beat.waiting for beat in beats)
@@ -144,7 +144,10 @@ class Watch:
             self._window = (now, beats)
 
     def _blame(self, now: float) -> Hang:
-        """The rank that the others wait for: one that isn't in a collective itself."""
+        """The rank that the others wait for: one that is stopped, or that isn't in a collective itself."""
+        for number, rank in self._ranks.items():
+            if rank.stopped_at is not None:
+                return _stopped(number, rank)
         late = [
             (rank.beat.step, number)
             for number, rank in self._ranks.items()
@@ -162,6 +165,10 @@ class Watch:
         names = "; ".join(f"rank {rank}: {tensors}" for rank, tensors in sorted(self._missing.items()))
         rank = next(iter(sorted(self._missing)), None)
         return Hang(rank, f"the others wait in collectives that it didn't join ({names or 'see the log of rank 0'})")
+
+
+def _stopped(number: int, rank: _Rank) -> Hang:
+    return Hang(number, f"its process is stopped (state T){_place(rank.beat)}")
 
 
 def _place(beat: Beat) -> str:
