@@ -66,7 +66,7 @@ def test_bad_bytes(content: bytes, message: str | None) -> None:
 def test_places_that_hold_no_spec(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir()
     for path, message in {
-        "jobs": "jobs: this is a folder: give the job's YAML file in it",
+        "jobs": "jobs: this is a folder: give the job spec's YAML file in it",
         "none.yaml": "none.yaml: can't read the job spec: No such file or directory",
         "a\0b": "a\0b: can't read the job spec: embedded null byte",
     }.items():

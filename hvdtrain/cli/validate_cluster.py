@@ -19,6 +19,20 @@ from hvdtrain.errors import ExitStatus, UsageError
 @click.option("--hostfile", type=click.Path(path_type=Path), callback=options.expanded, help="Hostfile.")
 @options.subset
 @click.option("--level", type=click.Choice(["quick", "standard", "full"]), default="quick", show_default=True)
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path),
+    callback=options.expanded,
+    help="Expectations that the hosts must meet, such as configs/cluster/small.yaml.",
+)
+@click.option(
+    "--write-profile",
+    "new_profile",
+    type=click.Path(path_type=Path),
+    callback=options.expanded,
+    help="Write what the hosts have as a profile, if nothing failed.",
+)
 @click.option("--python", metavar="PATH", help="Python on the hosts. Default: the job's, or this one.")
 @click.option("--directory", metavar="PATH", help="Working directory that must be there. Default: the job's.")
 @click.option("--path", "paths", metavar="PATH", multiple=True, help="A data path that must be there.")
@@ -35,6 +49,8 @@ def command(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     level: str,
+    profile_file: Path | None,
+    new_profile: Path | None,
     python: str | None,
     directory: str | None,
     paths: tuple[str, ...],
@@ -50,6 +66,8 @@ def command(
     """
     from hvdtrain.cluster.kept import compare, keep, read_report
     from hvdtrain.cluster.levels import validate
+    from hvdtrain.cluster.profiles.loader import load_profile
+    from hvdtrain.cluster.profiles.written import write_profile
     from hvdtrain.cluster.request import make_request
     from hvdtrain.hosts.resolve import default_slots, resolve_hosts
     from hvdtrain.spec.loader import load_spec
@@ -58,6 +76,7 @@ def command(
     if job is None and hosts is None and hostfile is None:
         raise UsageError("no hosts are given", fix="give --hosts, --hostfile or a job spec")
     before = read_report(former) if former else None
+    profile = load_profile(profile_file) if profile_file else None
     spec = load_spec(job) if job else None
     where = resolve_hosts(
         spec.hosts if spec else Hosts(),
@@ -68,7 +87,8 @@ def command(
         default_slots=default_slots(),
     )
     request = make_request(spec, python=python, directory=directory, paths=paths, timeout_s=timeout_s)
-    report = validate(level, where, request, _progress(len(where)))
+    looked = validate(level, where, request, _progress(len(where)), profile)
+    report = looked.report
     if output:
         keep(report, output)
     changes = compare(before, report) if before else ()
@@ -82,6 +102,14 @@ def command(
         from hvdtrain.cluster.render import render, render_changes
 
         show(*render(report), *(render_changes(changes, str(former)) if before else ()))
+    if new_profile and report.failed:
+        click.echo(
+            "no profile is written, since checks failed: it tells what a good cluster has. Mend what failed, or leave "
+            "these hosts out with --exclude",
+            err=True,
+        )
+    elif new_profile:
+        write_profile(looked, new_profile)
     return ExitStatus.CHECK_FAILED if report.failed else ExitStatus.DONE
 
 

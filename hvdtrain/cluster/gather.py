@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hvdtrain.cluster.checks.files import looked_at
 from hvdtrain.cluster.models import Evidence, Request, Unreached
 from hvdtrain.cluster.network import LAUNCHER, SECTIONS, look_at_network
+from hvdtrain.cluster.told import sound
 from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
 from hvdtrain.remote.bootstrap import NO_PYTHON, OLD_PYTHON, probe_command, probe_sources
@@ -49,7 +50,7 @@ def gather(hosts: Sequence[Host], request: Request, progress: Progress = lambda 
         facts = {
             name: found
             for name, outcome in outcomes.items()
-            if not isinstance(outcome, HostFailure) and isinstance(found := outcome.get("facts"), dict)
+            if not isinstance(outcome, HostFailure) and (found := sound(outcome.get("facts"))) is not None
         }
         answered = [name for name in by_name if name in facts]
         clocks = clock_offsets(session, answered, request.timeout_s)

@@ -29,18 +29,33 @@ def keep(report: Report, path: Path) -> None:
     Raises:
         StartError: it can't be written.
     """
+    write_own(path, json.dumps(report.to_json(), indent=2) + "\n", "the report", "--output")
+
+
+def write_own(path: Path, text: str, what: str, option: str) -> None:
+    """Write a file for its owner only, in one step.
+
+    Args:
+        path: what is there is replaced.
+        text: the content.
+        what: the file's name in messages.
+        option: that named it.
+
+    Raises:
+        StartError: it can't be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w") as file:
-                file.write(json.dumps(report.to_json(), indent=2) + "\n")
+                file.write(text)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        what = f"the report can't be written: {error.strerror}"
-        raise StartError(what, where=str(path), fix="correct --output") from error
+        said = f"{what} can't be written: {error.strerror}"
+        raise StartError(said, where=str(path), fix=f"correct {option}") from error
 
 
 def read_report(path: Path) -> Report:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from hvdtrain.cluster.gather import Progress
-from hvdtrain.cluster.models import Report, Request
-from hvdtrain.cluster.quick import quick
+from hvdtrain.cluster.models import Request
+from hvdtrain.cluster.profiles.checks import check
+from hvdtrain.cluster.profiles.models import Profile
+from hvdtrain.cluster.quick import Looked, quick
 from hvdtrain.cluster.standard import standard
 from hvdtrain.errors import UsageError
 from hvdtrain.hosts.models import Host
 
-Run = Callable[[Sequence[Host], Request, Progress], Report]
+Run = Callable[[Sequence[Host], Request, Progress], Looked]
+LEVELS: Mapping[str, Run] = {"quick": quick, "standard": standard}
 
 
-def _quick(hosts: Sequence[Host], request: Request, progress: Progress) -> Report:
-    return quick(hosts, request, progress).report
-
-
-LEVELS: Mapping[str, Run] = {"quick": _quick, "standard": standard}
-
-
-def validate(level: str, hosts: Sequence[Host], request: Request, progress: Progress) -> Report:
-    """Validate the hosts.
+def validate(
+    level: str, hosts: Sequence[Host], request: Request, progress: Progress, profile: Profile | None = None
+) -> Looked:
+    """Validate the hosts, and hold them against a profile if there is one.
 
     Raises:
         UsageError: this version has no such level.
     """
     if level not in LEVELS:
         raise UsageError(f"this version has no measurements for level {level}", where="--level", fix="use quick")
-    return LEVELS[level](hosts, request, progress)
+    looked = LEVELS[level](hosts, request, progress)
+    if profile is None:
+        return looked
+    findings = (*looked.report.findings, *check(profile, looked.evidence, looked.measured))
+    return replace(looked, report=replace(looked.report, findings=findings, profile=profile.name))

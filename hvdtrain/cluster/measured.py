@@ -185,10 +185,10 @@ def _latency(measured: Measured) -> Iterator[Finding]:
     late = {host: 1 / usual for host, usual in outliers(quickness, _LATE).items() if rtts[host] - 1 / usual > _LATE_S}
     fix = "look for power saving of CPU or adapter, a busy host, and a longer way through the network"
     for host, usual_s in late.items():
-        yield Finding("network", "latency", (host,), "warn", f"round trip {_time(rtts[host])}",
-                      f"{_time(usual_s)}, the others' median", fix)  # fmt: skip
+        yield Finding("network", "latency", (host,), "warn", f"round trip {duration(rtts[host])}",
+                      f"{duration(usual_s)}, the others' median", fix)  # fmt: skip
     if fine := tuple(host for host in rtts if host not in late):
-        yield Finding("network", "latency", fine, "ok", f"round trip {_time(median(rtts[host] for host in fine))}")
+        yield Finding("network", "latency", fine, "ok", f"round trip {duration(median(rtts[host] for host in fine))}")
 
 
 # --- disk and memory ---------------------------------------------------------------------------------------------
@@ -201,10 +201,10 @@ def _speed(measured: Measured, subject: str, check: str, part: float, fix: str) 
         return
     slow = outliers(speeds, part)
     for host, usual in slow.items():
-        yield Finding(subject, check, (host,), "warn", _per_s(speeds[host]), f"{_per_s(usual)}, the others' median",
-                      fix)  # fmt: skip
+        expected = f"{bytes_rate(usual)}, the others' median"
+        yield Finding(subject, check, (host,), "warn", bytes_rate(speeds[host]), expected, fix)
     if fine := tuple(host for host in measured.hosts if host in speeds and host not in slow):
-        yield Finding(subject, check, fine, "ok", f"{_per_s(median(speeds[host] for host in fine))} is usual")
+        yield Finding(subject, check, fine, "ok", f"{bytes_rate(median(speeds[host] for host in fine))} is usual")
     yield from _without(measured.skipped.get(check, {}), subject, check, "skip")
     yield from _without(measured.errors.get(check, {}), subject, check, "warn")
 
@@ -224,11 +224,15 @@ def rate(bit_per_s: float) -> str:
     return f"{bit_per_s / 1e9:.3g} Gbit/s" if bit_per_s >= 1e9 else f"{bit_per_s / 1e6:.3g} Mbit/s"
 
 
-def _per_s(bytes_per_s: float) -> str:
+def bytes_rate(bytes_per_s: float) -> str:
+    """Bytes/s as people read them, in powers of 1000."""
     return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds, or parts of one, as people read them."""
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
     return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 

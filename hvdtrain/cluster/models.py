@@ -23,7 +23,8 @@ class Finding:
     """What one check says about hosts that are alike in it.
 
     Attributes:
-        subject: group of the check: ``reach``, ``software``, ``files``, ``machine``, ``gpus`` or ``fabric``.
+        subject: group of the check: ``reach``, ``software``, ``files``, ``machine``, ``gpus``,
+            ``fabric``, ``network`` or ``profile``.
         check: its name, unique.
         hosts: names, in the order of the hostfile.
         status: ``ok``, ``warn``, ``fail`` or ``skip``.

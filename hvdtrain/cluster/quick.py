@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hvdtrain.cluster.checks import fabric, files, gpus, machine, reach, software
 from hvdtrain.cluster.gather import Progress, gather
+from hvdtrain.cluster.measured import Measured
 from hvdtrain.cluster.models import Evidence, Finding, Report, Request
 from hvdtrain.hosts.models import Host
 
@@ -15,20 +16,27 @@ _SUBJECTS = (reach.check, software.check, files.check, machine.check, gpus.check
 
 
 @dataclass(frozen=True)
-class Quick:
-    """The report and what it was made from: a launch plans with the same facts."""
+class Looked:
+    """The report and what it was made from: a launch plans with the same facts, and a profile is held against them.
+
+    Attributes:
+        report: what was found.
+        evidence: what the hosts told.
+        measured: what was measured; None at a level without measurements, and where no host answered.
+    """
 
     report: Report
     evidence: Evidence
+    measured: Measured | None = None
 
 
-def quick(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Quick:
+def quick(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Looked:
     """Ask the hosts, and check what they say."""
     began, started = time.time(), time.monotonic()
     evidence = gather(hosts, request, progress)
     findings = judge(evidence)
     report = Report(began, time.monotonic() - started, "quick", evidence.names, findings)
-    return Quick(report, evidence)
+    return Looked(report, evidence)
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:

@@ -102,4 +102,5 @@ def _summary(report: Report) -> str:
     counts = report.counts()
     rest = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skip") if counts[status])
     verdict = f"{len(failing)} of {hosts} failed: {fold(failing)}" if failing else f"{hosts} fit"
-    return f"{verdict} ({rest}; level {report.level}, {report.duration_s:.1f} s)"
+    profile = f", profile {report.profile}" if report.profile else ""
+    return f"{verdict} ({rest}; level {report.level}{profile}, {report.duration_s:.1f} s)"

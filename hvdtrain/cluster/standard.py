@@ -11,8 +11,8 @@ from typing import Any
 from hvdtrain.cluster.bandwidth import Pair, Timing, analyse, packed, rounds, suspects, timing
 from hvdtrain.cluster.gather import Progress, probe_commands
 from hvdtrain.cluster.measured import Measured, judge
-from hvdtrain.cluster.models import Evidence, Finding, Report, Request
-from hvdtrain.cluster.quick import quick
+from hvdtrain.cluster.models import Evidence, Report, Request
+from hvdtrain.cluster.quick import Looked, quick
 from hvdtrain.errors import StartError
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.facts import NetworkFacts
@@ -30,23 +30,25 @@ _DISK_BYTES, _DISK_LIMIT_S = 256 << 20, 2.0
 _MEMORY_BYTES, _MEMORY_S = 512 << 20, 0.6
 
 
-def standard(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Report:
+def standard(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Looked:
     """All of level quick, then the measurements on the hosts that answered; about a minute for any number of hosts."""
     began, started = time.time(), time.monotonic()
-    checked = quick(hosts, request, progress)
-    findings = (*checked.report.findings, *measured_findings(checked.evidence))
-    return Report(began, time.monotonic() - started, "standard", checked.evidence.names, findings)
+    looked = quick(hosts, request, progress)
+    measured = measure_hosts(looked.evidence)
+    findings = (*looked.report.findings, *(judge(measured) if measured else ()))
+    report = Report(began, time.monotonic() - started, "standard", looked.evidence.names, findings)
+    return replace(looked, report=report, measured=measured)
 
 
-def measured_findings(evidence: Evidence) -> tuple[Finding, ...]:
-    """Measure on the hosts that gave facts, and judge."""
+def measure_hosts(evidence: Evidence) -> Measured | None:
+    """Measure on the hosts that gave facts; None if there are none."""
     names = evidence.reached
     if not names:
-        return ()
+        return None
     commands = probe_commands((host for host in evidence.hosts if host.name in names), evidence.request)
     network = chosen_network(evidence)
     with Session(commands, probe_sources()) as session:
-        return judge(measure(session, names, network, evidence.request))
+        return measure(session, names, network, evidence.request)
 
 
 def chosen_network(evidence: Evidence) -> NetworkFacts | None:

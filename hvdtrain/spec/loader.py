@@ -6,7 +6,7 @@ import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -15,13 +15,14 @@ from hvdtrain.errors import InputError, Problem
 from hvdtrain.spec.checks import contradictions
 from hvdtrain.spec.fields import UnfitError, check_name
 from hvdtrain.spec.messages import dotted, faulty_paths, problems_of
-from hvdtrain.spec.models import JobSpec
+from hvdtrain.spec.models import JobSpec, Section
 from hvdtrain.spec.overrides import SOURCE, apply_override
 from hvdtrain.spec.scalars import Kind, Scalar, core_kind
 from hvdtrain.spec.substitution import substitute
 from hvdtrain.spec.yaml_reader import Data, Document, KeyPath, read_document
 
 MAX_PROBLEMS = 100
+Model = TypeVar("Model", bound=Section)
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> JobSpec:
@@ -51,9 +52,18 @@ def load_spec(path: Path, overrides: Sequence[str] = (), environ: Mapping[str, s
         problems += [document.problem(faulty, f"{dotted(faulty)}: {message}") for message in messages]
     spec = _validate(document, unfilled, problems)
     spec = _complete(spec, path, document, problems)
+    refuse(problems, path)
+    return spec
+
+
+def refuse(problems: list[Problem], path: Path) -> None:
+    """End with the faults of a file, or the first of them, if there are any.
+
+    Raises:
+        InputError: there are.
+    """
     if problems:
         raise InputError(_first(problems, str(path)))
-    return spec
 
 
 def resolved_yaml(spec: JobSpec) -> str:
@@ -64,13 +74,25 @@ def resolved_yaml(spec: JobSpec) -> str:
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
 
 
+def read_model(model: type[Model], document: Document, known: Container[KeyPath], problems: list[Problem]) -> Model:
+    """A model of a document, without its faulty values, whose faults are added to ``problems``.
+
+    Args:
+        model: what to read; everything in it has a default.
+        document: what was read.
+        known: paths of values whose faults are told already.
+        problems: to be added to.
+    """
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        problems += islice(problems_of(error, document, known, model), MAX_PROBLEMS + 1)
+        return model.model_validate(_without(document.data, faulty_paths(error, document)))
+
+
 def _validate(document: Document, unfilled: Container[KeyPath], problems: list[Problem]) -> JobSpec:
     """The spec without its faulty values, so that contradictions among the others are found at the same time."""
-    try:
-        spec = JobSpec.model_validate(document.data)
-    except ValidationError as error:
-        problems += islice(problems_of(error, document, unfilled), MAX_PROBLEMS + 1)
-        spec = JobSpec.model_validate(_without(document.data, faulty_paths(error, document)))
+    spec = read_model(JobSpec, document, unfilled, problems)
 
     def given(path: KeyPath) -> bool:
         value = document.get(path)

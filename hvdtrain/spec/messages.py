@@ -39,12 +39,17 @@ def faulty_paths(error: ValidationError, document: Document) -> list[KeyPath]:
     return [_path(details, document)[0] for details in error.errors(include_url=False, include_input=False)]
 
 
-def problems_of(error: ValidationError, document: Document, known: Container[KeyPath]) -> Iterator[Problem]:
-    """One sentence with its place for each fault that pydantic found in values that aren't known as faulty."""
+def problems_of(
+    error: ValidationError, document: Document, known: Container[KeyPath], root: type[Section] = JobSpec
+) -> Iterator[Problem]:
+    """One sentence with its place for each fault that pydantic found in values that aren't known as faulty.
+
+    ``root`` is the model that refused them.
+    """
     for details in error.errors(include_url=False, include_input=False):
         path, at_key = _path(details, document)
         if details["type"] == "extra_forbidden":
-            yield document.problem(path, _unknown_key(path), at_key=True)
+            yield document.problem(path, _unknown_key(path, root), at_key=True)
         elif at_key:
             key = Scalar(str(path[-1]), in_quotes=True, written=str(path[-1]))
             yield document.problem(path, f"{dotted(path)}: {_sentence(details, key, path)}", at_key=True)
@@ -96,11 +101,11 @@ def _describe(found: Data) -> str:
     return "nothing"
 
 
-def _unknown_key(path: KeyPath) -> str:
+def _unknown_key(path: KeyPath, root: type[Section]) -> str:
     *parent, name = path
-    siblings = [known for known in key_paths() if known[:-1] == tuple(parent)]
+    siblings = [known for known in key_paths(root) if known[:-1] == tuple(parent)]
     # Of keys with the same name the one in the same section counts.
-    places = {str(known[-1]): known for known in (*key_paths(), *siblings)}
+    places = {str(known[-1]): known for known in (*key_paths(root), *siblings)}
     near = get_close_matches(str(name), places, n=1) if len(str(name)) <= _LONGEST_KEY else []
     if near:
         return f"unknown key {shown(dotted(path))}; did you mean '{dotted(places[near[0]])}'?"
@@ -114,7 +119,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def key_paths(section: type[Section] = JobSpec, prefix: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key of the spec, sections included, in their order."""
+    """Every key of the spec, or of another model, sections included, in their order."""
     for attribute, field in section.model_fields.items():
         name = field.alias or attribute
         yield (*prefix, name)

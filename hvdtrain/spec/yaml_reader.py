@@ -44,9 +44,27 @@ class Place:
     value: tuple[int, int] = (0, 0)
 
 
+@dataclass(frozen=True)
+class FileKind:
+    """What a file should be, in the words of messages.
+
+    Attributes:
+        name: ``job spec``.
+        least: what can't be missing.
+        example: a line of one.
+    """
+
+    name: str
+    least: str
+    example: str
+
+
+JOB_SPEC = FileKind("job spec", "'task' or 'command'", "task: module:Class")
+
+
 @dataclass
 class Document:
-    """A spec as read.
+    """A file as read.
 
     Attributes:
         data: mappings, lists and, in them, `Scalar`.
@@ -90,19 +108,19 @@ class _Loader(SafeLoader):
         return super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
 
 
-def read_document(path: Path, problems: list[Problem]) -> Document:
-    """Read a spec's file; faults that leave a document are added to ``problems``.
+def read_document(path: Path, problems: list[Problem], kind: FileKind = JOB_SPEC) -> Document:
+    """Read a spec's file, or one of another kind; faults that leave a document are added to ``problems``.
 
     Raises:
         InputError: no document can be had from it.
     """
     source = str(path)
-    node = compose(_read_text(path), source)
+    node = compose(_read_text(path, kind), source)
     if node is None:
-        raise InputError([Problem(source, 0, 0, "the file is empty: a job spec has at least 'task' or 'command'")])
+        raise InputError([Problem(source, 0, 0, f"the file is empty: a {kind.name} has at least {kind.least}")])
     if not isinstance(node, yaml.MappingNode):
         found = "a list" if isinstance(node, yaml.SequenceNode) else f"the text {shown(node.value)}"
-        message = f"expected a mapping (lines such as 'task: module:Class'), found {found}"
+        message = f"expected a mapping (lines such as '{kind.example}'), found {found}"
         raise InputError([Problem(source, *_position(node), message)])
     return build(node, source, problems)
 
@@ -135,18 +153,18 @@ def build(node: yaml.Node, source: str, problems: list[Problem]) -> Document:
     return Document(data, builder.places)
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, kind: FileKind) -> str:
     source = str(path)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
-        raise InputError([Problem(source, 0, 0, "this is a folder: give the job's YAML file in it")]) from None
+        raise InputError([Problem(source, 0, 0, f"this is a folder: give the {kind.name}'s YAML file in it")]) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError([Problem(source, 0, 0, f"can't read the job spec: {reason}")]) from None
+        raise InputError([Problem(source, 0, 0, f"can't read the {kind.name}: {reason}")]) from None
     if len(content) > MAX_BYTES:
-        raise InputError([Problem(source, 0, 0, "the file is larger than 1 MiB: is it a job spec?")])
+        raise InputError([Problem(source, 0, 0, f"the file is larger than 1 MiB: is it a {kind.name}?")])
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError([Problem(source, 0, 0, "the file is in UTF-16: save it as UTF-8")])
     try:
@@ -179,7 +197,7 @@ def _too_deep(source: str, where: yaml.Node | yaml.Event) -> InputError:
 
 
 def _too_large(source: str, where: yaml.Node | yaml.Event) -> InputError:
-    message = f"the spec has more than {MAX_VALUES} values or 1 MiB of text, aliases counted wherever they're used"
+    message = f"the file has more than {MAX_VALUES} values or 1 MiB of text, aliases counted wherever they're used"
     return InputError([Problem(source, *_position(where), message)])
 
 
@@ -201,7 +219,7 @@ class _Builder:
         self._count(node)
         self.places[path] = Place(self.source, key, _position(node))
         if node.tag not in (_PLAIN, _TEXT, *_COLLECTIONS):
-            self._fault(node, f"the tag {shown(_short_tag(node.tag))} isn't used in job specs: take it out")
+            self._fault(node, f"the tag {shown(_short_tag(node.tag))} isn't used here: take it out")
         if isinstance(node, yaml.ScalarNode):
             return Scalar(node.value, in_quotes=node.tag != _PLAIN, written=node.value)
         with self._opened(node, path):

@@ -29,16 +29,14 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _hcas(evidence: Evidence, host: str) -> list[dict[str, Any]]:
-    found = evidence.value(host, "infiniband", "hcas")
-    return [hca for hca in found if isinstance(hca, dict)] if isinstance(found, list) else []
+    return evidence.value(host, "infiniband", "hcas") or []
 
 
 def _ports(evidence: Evidence, host: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Ports with their names."""
     for hca in _hcas(evidence, host):
         for port in hca.get("ports") or ():
-            if isinstance(port, dict):
-                yield f"{hca.get('name')}:{port.get('port')}", port
+            yield f"{hca.get('name')}:{port.get('port')}", port
 
 
 def _joined(values: Any) -> str | None:

@@ -25,8 +25,7 @@ def check(evidence: Evidence) -> list[Finding]:
 
 
 def _gpus(evidence: Evidence, host: str) -> list[dict[str, object]]:
-    found = evidence.value(host, "gpus", "gpus")
-    return [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
+    return evidence.value(host, "gpus", "gpus") or []
 
 
 def _ecc(evidence: Evidence, host: str) -> Verdict:
