@@ -41,6 +41,8 @@ EVENTS_FILE = "events.jsonl"
 FAILURE_FILE = "failure.json"
 METRICS_FILE = "metrics.jsonl"
 LOGS = "logs"
+# Lines of hvdtrain.tasks.collectives that hold a result begin so.
+COLLECTIVE_MARK = "hvdtrain-collective "
 LAUNCHER_LOG = "launcher.log"
 # What a detached launch would show on the terminal.
 LAUNCH_LOG = "launch.log"

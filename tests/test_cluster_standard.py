@@ -14,21 +14,18 @@ from namespace_hosts import Cluster
 
 pytestmark = pytest.mark.hosts
 
-LIMIT_S = 180
+LIMIT_S = 400
 # Runs on the first host, as validate-cluster does; prints the report and the matrix.
 MEASURE = """
-import dataclasses, json, sys
+import json, sys
 from hvdtrain.cluster import standard
 from hvdtrain.cluster.models import Request
 from hvdtrain.hosts.models import Host
 
-kept = []
-judge = standard.judge
-standard.judge = lambda measured: kept.append(measured) or judge(measured)
 request = Request(python=sys.executable, directory=sys.argv[1])
-report = standard.standard([Host(name) for name in sys.argv[2:]], request)
-rates = {f"{a} {b}": rate for (a, b), rate in kept[0].bit_per_s.items()}
-print(json.dumps({**report.to_json(), "rates": rates, "order": kept[0].rank_order}))
+looked = standard.standard([Host(name) for name in sys.argv[2:]], request)
+rates = {f"{a} {b}": rate for (a, b), rate in looked.measured.bit_per_s.items()}
+print(json.dumps({**looked.report.to_json(), "rates": rates, "order": looked.measured.rank_order}))
 """
 
 
@@ -80,10 +77,24 @@ def test_the_limited_host_of_four_is_named_and_its_rate_measured(cluster: Cluste
     assert all(180 <= float(part.split()[0]) <= 220 for part in said), finding
     assert all(180 <= rate <= 220 for direction in rates(report, "h3") for rate in direction)
     assert len(report["rates"]) == 12
-    assert report["duration_s"] < 60
     # It stands in the ring once, whatever the order.
     assert sorted(report["order"]) == cluster.names
+    reduces(report, cluster.names, [["h1", "h2"], ["h1", "h3"], ["h1", "h4"], ["h2", "h3"], ["h2", "h4"], ["h3", "h4"]])
     assert list(tmp_path.iterdir()) == []
+
+
+def reduces(report: dict[str, Any], names: list[str], pairs: list[list[str]]) -> None:
+    """Horovod reduced inside each host, between pairs and over all, and all sums were right."""
+    (finding,) = [f for f in report["findings"] if f["check"] == "allreduce"]
+    assert (finding["status"], finding["hosts"]) == ("ok", names), finding
+    assert f"over all {2 * len(names)} ranks" in finding["found"]
+    timings = report["measurements"]["allreduces"]
+    groups = sorted(timing["hosts"] for timing in timings if timing["size_bytes"] == 16 << 20)
+    assert groups == sorted([*([name] for name in names), *pairs, names])
+    over_all = [timing for timing in timings if timing["hosts"] == names]
+    assert [timing["size_bytes"] for timing in over_all] == [1 << 10, 1 << 16, 1 << 20, 16 << 20]
+    # No ring is faster than its slowest link, but for what a token bucket lets through at once.
+    assert over_all[-1]["bus_bit_per_s"] / 1e6 < 260
 
 
 def test_a_host_that_only_sends_slowly(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from recorded_hosts import cluster, connections
 from hvdtrain.errors import StartError
 from hvdtrain.fabric.candidates import candidates, unusable
 from hvdtrain.fabric.models import Address, Gid, HostFabric, Interface, host_fabric
-from hvdtrain.fabric.plan import plan_fabric
+from hvdtrain.fabric.plan import plan_fabric, rdma_for_mpi
 from hvdtrain.fabric.routes import ChosenNetwork, HostNetwork, choose_network
 from hvdtrain.fabric.schedule import Reach, pairs, reaches, targets
 from hvdtrain.fabric.settings import FabricPlan
@@ -552,3 +552,24 @@ def test_a_lying_host_is_named_with_the_field(section: str, facts: Any, message:
 
 def test_a_host_that_tells_nothing_has_nothing() -> None:
     assert host_fabric("h1", {}) == HostFabric("h1", ())
+
+
+@pytest.mark.parametrize(
+    ("machines", "asked", "expected"),
+    [
+        (["connectx6"] * 2, "auto", "InfiniBand"),
+        (["connectx6"] * 2, "tcp", None),
+        (["roce"] * 2, "auto", "RoCE"),
+        (["ethernet"] * 2, "auto", None),
+        (["ethernet"] * 2, "infiniband", None),
+    ],
+)
+def test_what_mpi_would_carry_tensors_over(machines: list[str], asked: str, expected: str | None) -> None:
+    fabrics = cluster(machines)
+    assert rdma_for_mpi(fabric=asked, hcas=(), fabrics=fabrics, network=choose(fabrics)) == expected
+    # Without UCX MPI has no way to the adapters.
+    without = {
+        host: replace(one, open_mpi=one.open_mpi and replace(one.open_mpi, pml=("ob1",)))
+        for host, one in fabrics.items()
+    }
+    assert rdma_for_mpi(fabric=asked, hcas=(), fabrics=without, network=choose(without)) is None

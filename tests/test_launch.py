@@ -200,7 +200,10 @@ def test_the_environment_is_what_the_spec_says(job: Job, controller: str) -> Non
 
 def test_a_dry_run_can_be_pasted(job: Job, controller: str) -> None:
     job.environment |= {"TOKEN": "s3cret 'token'"}
-    script = ALLREDUCE + "import os; print(ascii(os.environ['ODD']), os.environ.get('TOKEN'))"
+    # In one piece: mpirun marks each, wherever in a line it begins.
+    script = ALLREDUCE + (
+        "import os, sys; sys.stdout.write(f\"{ascii(os.environ['ODD'])} {os.environ.get('TOKEN')}\\n\")"
+    )
     odd = "two words\n'quoted' $HOME"
     shown = job.launch(
         script,

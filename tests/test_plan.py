@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hvdtrain.errors import StartError, UsageError
 from hvdtrain.fabric.models import host_fabric
 from hvdtrain.fabric.routes import ChosenNetwork, HostNetwork
 from hvdtrain.hosts.models import Host
+from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import BASE, matching
 from hvdtrain.plan.facts import Facts, NetworkFacts
 from hvdtrain.plan.placement import place, workers_per_host
@@ -294,6 +296,15 @@ def test_controller(wanted: str, where: list[int], facts: dict[str, Any], expect
     made = plan(spec(controller=wanted), hosts(*where), **facts)
     assert made.controller == expected
     assert f"--{expected}" in made.argv
+
+
+@pytest.mark.parametrize(
+    ("rdma", "nccl", "expected"), [(None, False, "gloo"), ("InfiniBand", False, "mpi"), ("InfiniBand", True, "gloo")]
+)
+def test_mpi_where_only_it_uses_the_adapters(rdma: str | None, nccl: bool, expected: str) -> None:
+    found, why = choose_controller("auto", hosts=2, facts=replace(FACTS, nccl=nccl), rdma=rdma)
+    assert found == expected
+    assert ("InfiniBand" in why) is (expected == "mpi")
 
 
 def test_hosts_without_a_worker_do_not_count() -> None:

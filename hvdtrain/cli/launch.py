@@ -95,7 +95,7 @@ def _with_hosts(
         click.echo(f"{click.style('hvdtrain', bold=True)}: {text}", err=True)
 
     try:
-        found = survey(spec, hosts, check=required and spec.validate_ != "none", tell=tell)
+        found = survey(spec, hosts, check=required, tell=tell)
     except StartError as error:
         if required:
             raise
@@ -103,4 +103,4 @@ def _with_hosts(
         return hosts, facts
     for host, faults in found.dropped.items():
         tell(f"left out {host}: {'; '.join(faults)}")
-    return found.hosts, replace(facts, network=found.network, dropped=found.dropped)
+    return found.hosts, replace(facts, network=found.network, dropped=found.dropped, host_order=found.order)

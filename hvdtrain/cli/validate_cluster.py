@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from hvdtrain.cli import options
 from hvdtrain.errors import ExitStatus, UsageError
+
+if TYPE_CHECKING:
+    from hvdtrain.cluster.progress import Progress
 
 
 @click.command()
@@ -87,7 +90,9 @@ def command(
         default_slots=default_slots(),
     )
     request = make_request(spec, python=python, directory=directory, paths=paths, timeout_s=timeout_s)
-    looked = validate(level, where, request, _progress(len(where)), profile)
+    looked = validate(level, where, request, _progress(), profile)
+    if sys.stderr.isatty():
+        click.echo("\r\033[K", nl=False, err=True)
     report = looked.report
     if output:
         keep(report, output)
@@ -113,11 +118,17 @@ def command(
     return ExitStatus.CHECK_FAILED if report.failed else ExitStatus.DONE
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    """How many hosts are done: in place, at a terminal only."""
+def _progress() -> Progress:
+    """Sentences as lines; what is replaced in place, at a terminal only."""
+    from hvdtrain.cluster.progress import Progress
 
-    def show(done: int) -> None:
-        if sys.stderr.isatty():
-            click.echo(f"\r{done} of {total} hosts" + ("\r\033[K" if done == total else ""), nl=False, err=True)
+    terminal = sys.stderr.isatty()
 
-    return show
+    def tell(text: str) -> None:
+        click.echo(("\r\033[K" if terminal else "") + f"measuring {text}", err=True)
+
+    def tick(text: str) -> None:
+        if terminal:
+            click.echo(f"\r\033[K{text}", nl=False, err=True)
+
+    return Progress(tell, tick)

@@ -56,10 +56,10 @@ def rounds(hosts: Sequence[str]) -> list[list[Pair]]:
     return found
 
 
-def timing(count: int) -> Timing:
-    """How long to measure so that all rounds of so many hosts take about 30 s; 40 s for many."""
+def timing(count: int, budget_s: float = _BUDGET_S) -> Timing:
+    """How long to measure so that all rounds of so many hosts take about so many seconds; a third more for many."""
     total = min(count, _MAX_ROUNDS)
-    each = (_BUDGET_S / max(1, total) - _OVERHEAD_S) / 2
+    each = (budget_s / max(1, total) - _OVERHEAD_S) / 2
     each = max(_SHORTEST_S, min(_LONGEST_S, each))
     return Timing(each * _WARM_UP, each * (1 - _WARM_UP))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hvdtrain.cluster.checks.files import looked_at
 from hvdtrain.cluster.models import Evidence, Request, Unreached
 from hvdtrain.cluster.network import LAUNCHER, SECTIONS, look_at_network
+from hvdtrain.cluster.progress import SILENT, Progress
 from hvdtrain.cluster.told import sound
 from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
@@ -16,13 +17,11 @@ from hvdtrain.remote.bootstrap import NO_PYTHON, OLD_PYTHON, probe_command, prob
 from hvdtrain.remote.fanout import HostFailure, Session, clock_offsets
 from hvdtrain.remote.ssh import SSH_FAILED, SshSettings, explain, ssh_command
 
-# Host -> called when it is done, with how many are.
-Progress = Callable[[int], None]
 _SSH_CONFIG_TIMEOUT_S = 10.0
 _SSH_CONFIG_THREADS = 4
 
 
-def gather(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Evidence:
+def gather(hosts: Sequence[Host], request: Request, progress: Progress = SILENT) -> Evidence:
     """The facts of all hosts; one that is dead, slow or lies costs its timeout only."""
     by_name = {host.name: host for host in hosts}
     commands = probe_commands(by_name.values(), request)
@@ -32,7 +31,7 @@ def gather(hosts: Sequence[Host], request: Request, progress: Progress = lambda 
 
     def on_done(name: str, _: object) -> None:
         done.update({name} & by_name.keys())
-        progress(len(done))
+        progress.tick(f"{len(done)} of {len(by_name)} hosts")
 
     question = {
         "ask": "facts",

@@ -96,4 +96,7 @@ def _by_place(report: Report) -> dict[tuple[str, str], str]:
 
 
 def _said(finding: Finding) -> str:
+    if finding.status == "ok" and finding.is_measured:
+        # It differs from one measurement to the next.
+        return "ok"
     return f"{finding.status}, {finding.found}" if finding.found else finding.status

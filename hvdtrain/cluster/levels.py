@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hvdtrain.cluster.gather import Progress
 from hvdtrain.cluster.models import Request
 from hvdtrain.cluster.profiles.checks import check
 from hvdtrain.cluster.profiles.models import Profile
+from hvdtrain.cluster.progress import Progress
 from hvdtrain.cluster.quick import Looked, quick
 from hvdtrain.cluster.standard import standard
 from hvdtrain.errors import UsageError

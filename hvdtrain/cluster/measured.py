@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
+from typing import Any
 
+from hvdtrain.cluster import allreduce
+from hvdtrain.cluster.allreduce import Allreduces
 from hvdtrain.cluster.bandwidth import Analysis, Pair, SlowHost, SlowLink, analyse, outliers, rank_order
 from hvdtrain.cluster.groups import fold
 from hvdtrain.cluster.models import Finding, Status
+from hvdtrain.cluster.units import bytes_rate, duration, rate
 from hvdtrain.plan.facts import NetworkFacts
 
 # Of the others' median. Disks are compared over file systems that several hosts may share, memory by few processors
@@ -43,6 +47,7 @@ class Measured:
         speeds: ``disk-write``, ``disk-read`` and ``memory-bandwidth``: host -> bytes/s.
         skipped: likewise, host -> why it wasn't measured.
         errors: likewise, host -> why it couldn't be.
+        allreduces: what Horovod itself did; None where it wasn't tried.
     """
 
     hosts: tuple[str, ...]
@@ -54,6 +59,24 @@ class Measured:
     speeds: dict[str, dict[str, float]] = field(default_factory=dict)
     skipped: dict[str, dict[str, str]] = field(default_factory=dict)
     errors: dict[str, dict[str, str]] = field(default_factory=dict)
+    allreduces: Allreduces | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For a report: plain data, units in the names."""
+        told: dict[str, Any] = {
+            "links": [
+                {"sender": sender, "receiver": receiver, "bit_per_s": bit_per_s,
+                 "rtt_s": self.rtt_s.get((sender, receiver), self.rtt_s.get((receiver, sender)))}
+                for (sender, receiver), bit_per_s in self.bit_per_s.items()
+            ],
+            "rank_order": self.rank_order,
+            **{f"{name.replace('-', '_')}_bytes_per_s": speeds for name, speeds in self.speeds.items()},
+        }  # fmt: skip
+        if self.allreduces is not None:
+            told["allreduces"] = [
+                asdict(timing) | {"bus_bit_per_s": timing.bus_bit_per_s} for timing in self.allreduces.timings
+            ]
+        return told
 
     @property
     def rank_order(self) -> list[str]:
@@ -68,12 +91,21 @@ def judge(measured: Measured) -> tuple[Finding, ...]:
     if measured.network is not None:
         networked = tuple(measured.network.chosen.per_host)
         findings += [*_bandwidth(measured, networked), *_latency(measured)]
+    if measured.allreduces is not None:
+        findings += allreduce.judge(measured.allreduces, _links(measured, findings))
     if apart := tuple(host for host in measured.hosts if host not in networked):
         why = "there is only one host" if len(measured.hosts) == 1 else "it shares no network with the others"
         findings += [Finding("network", name, apart, "skip", why) for name in ("bandwidth", "latency")]
     for check, subject, part, fix in _SPEEDS:
         findings += _speed(measured, subject, check, part, fix)
     return tuple(findings)
+
+
+def _links(measured: Measured, findings: Iterable[Finding]) -> allreduce.Links:
+    hosts = () if measured.network is None else measured.network.chosen.per_host
+    physical = bool(hosts) and all(_nominal(measured, host) for host in hosts)
+    slow = frozenset(host for f in findings if f.check == "bandwidth" and f.status == "fail" for host in f.hosts)
+    return allreduce.Links(measured.bit_per_s, physical, slow)
 
 
 def _lost(host: str, how: str) -> Finding:
@@ -217,23 +249,6 @@ def _without(reasons: Mapping[str, str], subject: str, check: str, status: Statu
     advice = ("a measurement", "see whether this user may do it there by hand") if status == "warn" else ()
     for why, names in hosts.items():
         yield Finding(subject, check, tuple(names), status, why, *advice)
-
-
-def rate(bit_per_s: float) -> str:
-    """As networks are rated, in powers of 1000."""
-    return f"{bit_per_s / 1e9:.3g} Gbit/s" if bit_per_s >= 1e9 else f"{bit_per_s / 1e6:.3g} Mbit/s"
-
-
-def bytes_rate(bytes_per_s: float) -> str:
-    """Bytes/s as people read them, in powers of 1000."""
-    return f"{bytes_per_s / 1e9:.3g} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"
-
-
-def duration(seconds: float) -> str:
-    """Seconds, or parts of one, as people read them."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 def host_rtts(measured: Measured) -> dict[str, float]:

@@ -16,6 +16,8 @@ Level = Literal["quick", "standard", "full"]
 Facts = Mapping[str, Any]
 # Of the JSON; to be raised when a reader of the former one would take something wrong.
 VERSION = 1
+_MEASURED = {"bandwidth", "latency", "allreduce", "disk-write", "disk-read", "memory-bandwidth", "gpu-matmul",
+             "gpu-memory", "gpu-host-copy", "ib-write-bw"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class Finding:
     expected: str = ""
     fix: str = ""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether ``found`` is a measurement, which says something also where all is well."""
+        return self.check in _MEASURED or self.check.startswith("measured.")
+
 
 @dataclass(frozen=True)
 class Request:
@@ -53,6 +60,8 @@ class Request:
         paths: data paths that must be there.
         files: scripts that must be equal everywhere, absolute paths.
         interfaces: the only ones that the job's network may use, as in the job spec.
+        fabric, hcas: likewise, for Horovod's own allreduce.
+        controller: likewise.
         sections: of the probe's facts; empty: all.
         timeout_s: for each host.
     """
@@ -63,6 +72,9 @@ class Request:
     paths: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
+    fabric: str = "auto"
+    hcas: tuple[str, ...] = ()
+    controller: str = "auto"
     sections: tuple[str, ...] = ()
     timeout_s: float = 30.0
 
@@ -78,6 +90,7 @@ class Report:
         hosts: all that were asked, in order.
         findings: in the order of the checks.
         profile: name of the profile that was held against them; None without one.
+        measurements: what was measured, as `Measured.to_json` gives it; None at a level that measures nothing.
     """
 
     time: float
@@ -86,6 +99,7 @@ class Report:
     hosts: tuple[str, ...]
     findings: tuple[Finding, ...]
     profile: str | None = None
+    measurements: Mapping[str, Any] | None = None
 
     @property
     def failed(self) -> bool:
@@ -125,7 +139,15 @@ class Report:
         if any(finding.status not in get_args(Status) for finding in findings):
             raise ValueError("it has a status that isn't known")
         hosts = tuple(str(host) for host in data["hosts"])
-        return cls(float(data["time"]), float(data["duration_s"]), data["level"], hosts, findings, data["profile"])
+        return cls(
+            time=float(data["time"]),
+            duration_s=float(data["duration_s"]),
+            level=data["level"],
+            hosts=hosts,
+            findings=findings,
+            profile=data["profile"],
+            measurements=data.get("measurements"),
+        )
 
 
 @dataclass(frozen=True)

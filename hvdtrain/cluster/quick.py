@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvdtrain.cluster.checks import fabric, files, gpus, machine, reach, software
-from hvdtrain.cluster.gather import Progress, gather
+from hvdtrain.cluster.gather import gather
 from hvdtrain.cluster.measured import Measured
 from hvdtrain.cluster.models import Evidence, Finding, Report, Request
+from hvdtrain.cluster.progress import SILENT, Progress
 from hvdtrain.hosts.models import Host
 
 _SUBJECTS = (reach.check, software.check, files.check, machine.check, gpus.check, fabric.check)
@@ -30,7 +31,7 @@ class Looked:
     measured: Measured | None = None
 
 
-def quick(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Looked:
+def quick(hosts: Sequence[Host], request: Request, progress: Progress = SILENT) -> Looked:
     """Ask the hosts, and check what they say."""
     began, started = time.time(), time.monotonic()
     evidence = gather(hosts, request, progress)

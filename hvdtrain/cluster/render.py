@@ -27,7 +27,7 @@ def render(report: Report) -> Iterator[RenderableType]:
     table = _grid("subject", "result")
     for subject, findings in _subjects(report.findings):
         table.add_row(Text(subject), _results(findings, report.hosts))
-        for check in dict.fromkeys(f.check for f in findings if f.status in ("fail", "warn")):
+        for check in dict.fromkeys(f.check for f in findings if f.status in ("fail", "warn") or _tells(f)):
             table.add_row(Text(f"  {check}"), _groups([f for f in findings if f.check == check]))
     yield table
     yield Text(_summary(report), _STYLES["fail" if report.failed else "ok"])
@@ -71,6 +71,11 @@ def _subjects(findings: Iterable[Finding]) -> Iterator[tuple[str, list[Finding]]
     for finding in findings:
         subjects.setdefault(finding.subject, []).append(finding)
     yield from subjects.items()
+
+
+def _tells(finding: Finding) -> bool:
+    """Whether a check where all is well has something to say."""
+    return finding.status == "ok" and finding.is_measured and bool(finding.found)
 
 
 def _results(findings: Sequence[Finding], hosts: Sequence[str]) -> RenderableType:

@@ -34,5 +34,14 @@ def make_request(
     files = tuple(str(Path(directory, word)) for word in (spec.command or ())[1:] if word.endswith(".py"))
     python = python or spec.python or sys.executable
     return Request(
-        ssh_settings(spec), python, directory, paths, files, tuple(spec.network.interfaces), timeout_s=timeout_s
+        ssh=ssh_settings(spec),
+        python=python,
+        directory=directory,
+        paths=paths,
+        files=files,
+        interfaces=tuple(spec.network.interfaces),
+        fabric=spec.network.fabric,
+        hcas=tuple(spec.network.hcas),
+        controller=spec.controller,
+        timeout_s=timeout_s,
     )

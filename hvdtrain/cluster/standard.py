@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from hvdtrain.cluster.bandwidth import Pair, Timing, analyse, packed, rounds, suspects, timing
-from hvdtrain.cluster.gather import Progress, probe_commands
+from hvdtrain.cluster.collectives import reduce_on
+from hvdtrain.cluster.effort import STANDARD, Effort
+from hvdtrain.cluster.gather import probe_commands
 from hvdtrain.cluster.measured import Measured, judge
-from hvdtrain.cluster.models import Evidence, Report, Request
+from hvdtrain.cluster.models import Evidence, Finding, Level, Report, Request
+from hvdtrain.cluster.progress import SILENT, Progress
 from hvdtrain.cluster.quick import Looked, quick
 from hvdtrain.errors import StartError
 from hvdtrain.hosts.models import Host
@@ -26,29 +30,52 @@ _PINGS = 300
 # Beside the time that is measured: connecting, and machines that are busy.
 _SLACK_S = 6.0
 _MAX_ROUNDS_AGAIN = 6
-_DISK_BYTES, _DISK_LIMIT_S = 256 << 20, 2.0
-_MEMORY_BYTES, _MEMORY_S = 512 << 20, 0.6
+# From open dialogues, what was measured and what the hosts told to further findings.
+More = Callable[[Session, Measured, Evidence, Progress], Iterable[Finding]]
 
 
-def standard(hosts: Sequence[Host], request: Request, progress: Progress = lambda _: None) -> Looked:
+def standard(hosts: Sequence[Host], request: Request, progress: Progress = SILENT) -> Looked:
     """All of level quick, then the measurements on the hosts that answered; about a minute for any number of hosts."""
+    return measured_level("standard", STANDARD, hosts, request, progress)
+
+
+def measured_level(
+    level: Level,
+    effort: Effort,
+    hosts: Sequence[Host],
+    request: Request,
+    progress: Progress,
+    more: More = lambda *_: (),
+) -> Looked:
+    """Level quick, and so much of measurements; ``more`` adds findings from the same dialogues with the hosts."""
     began, started = time.time(), time.monotonic()
     looked = quick(hosts, request, progress)
-    measured = measure_hosts(looked.evidence)
-    findings = (*looked.report.findings, *(judge(measured) if measured else ()))
-    report = Report(began, time.monotonic() - started, "standard", looked.evidence.names, findings)
+    evidence, findings = looked.evidence, looked.report.findings
+    measured = None
+    if names := evidence.reached:
+        commands = probe_commands((host for host in evidence.hosts if host.name in names), request)
+        network = chosen_network(evidence)
+        with Session(commands, probe_sources()) as session:
+            measured = measure(session, names, network, request, effort, progress)
+            others = more(session, measured, evidence, progress)
+        together = [host for host in (network.chosen.per_host if network else names[:1]) if host not in measured.lost]
+        progress.tell(f"allreduces of Horovod's own on {len(together)} host{'s' if len(together) != 1 else ''}")
+        measured.allreduces = reduce_on(evidence, together, effort)
+        findings = (*findings, *judge(measured), *others)
+    report = Report(began, time.monotonic() - started, level, evidence.names, findings,
+                    measurements=measured.to_json() if measured else None)  # fmt: skip
     return replace(looked, report=report, measured=measured)
 
 
-def measure_hosts(evidence: Evidence) -> Measured | None:
-    """Measure on the hosts that gave facts; None if there are none."""
-    names = evidence.reached
-    if not names:
-        return None
-    commands = probe_commands((host for host in evidence.hosts if host.name in names), evidence.request)
-    network = chosen_network(evidence)
-    with Session(commands, probe_sources()) as session:
-        return measure(session, names, network, evidence.request)
+def measure_links(evidence: Evidence, progress: Progress = SILENT) -> Measured:
+    """Only the links between the hosts that gave facts."""
+    names, network = evidence.reached, chosen_network(evidence)
+    measured = Measured(tuple(names), network)
+    if network is not None:
+        commands = probe_commands((host for host in evidence.hosts if host.name in names), evidence.request)
+        with Session(commands, probe_sources()) as session:
+            _measure_network(session, network, measured, evidence.request.timeout_s, STANDARD, progress)
+    return measured
 
 
 def chosen_network(evidence: Evidence) -> NetworkFacts | None:
@@ -65,7 +92,14 @@ def chosen_network(evidence: Evidence) -> NetworkFacts | None:
         return None
 
 
-def measure(session: Session, hosts: Sequence[str], network: NetworkFacts | None, request: Request) -> Measured:
+def measure(
+    session: Session,
+    hosts: Sequence[str],
+    network: NetworkFacts | None,
+    request: Request,
+    effort: Effort = STANDARD,
+    progress: Progress = SILENT,
+) -> Measured:
     """Measure all over open dialogues with the probes; a host that falls silent costs its timeout once.
 
     Args:
@@ -73,16 +107,21 @@ def measure(session: Session, hosts: Sequence[str], network: NetworkFacts | None
         hosts: that answer.
         network: whose addresses are used; None: it isn't measured.
         request: its working directory is where disks are measured.
+        effort: how much is measured.
+        progress: is told what begins.
     """
     measured = Measured(tuple(hosts), network)
     if network is not None:
-        _measure_network(session, network, measured, request.timeout_s)
+        _measure_network(session, network, measured, request.timeout_s, effort, progress)
     if request.directory:
-        question = {"ask": "disk-speed", "folder": request.directory, "size_bytes": _DISK_BYTES}
-        answers = _ask_all(session, measured, {**question, "limit_s": _DISK_LIMIT_S}, request.timeout_s)
+        progress.tell(f"disks, in {request.directory}")
+        question = {"ask": "disk-speed", "folder": request.directory, "size_bytes": effort.disk_bytes}
+        timeout_s = request.timeout_s + 2 * effort.disk_s
+        answers = _ask_all(session, measured, {**question, "limit_s": effort.disk_s}, timeout_s)
         _keep(measured, "disk-write", answers, "write")
         _keep(measured, "disk-read", answers, "read")
-    question = {"ask": "memory-speed", "size_bytes": _MEMORY_BYTES, "duration_s": _MEMORY_S}
+    progress.tell("memory")
+    question = {"ask": "memory-speed", "size_bytes": effort.memory_bytes, "duration_s": effort.memory_s}
     _keep(measured, "memory-bandwidth", _ask_all(session, measured, question, request.timeout_s), None)
     return measured
 
@@ -136,15 +175,34 @@ def _rate(answer: Any) -> float | None:
 # --- network -----------------------------------------------------------------------------------------------------
 
 
-def _measure_network(session: Session, network: NetworkFacts, measured: Measured, timeout_s: float) -> None:
-    """The tournament, and once more what is suspected or failed."""
+def _measure_network(
+    session: Session,
+    network: NetworkFacts,
+    measured: Measured,
+    timeout_s: float,
+    effort: Effort,
+    progress: Progress,
+) -> None:
+    """The tournaments, and once more what is suspected or failed."""
     hosts = tuple(network.chosen.per_host)
-    each = timing(len(hosts))
-    for pairs in rounds(hosts):
-        _run(session, network, measured, pairs, each, timeout_s)
+    each = timing(len(hosts), effort.links_s)
+    found: dict[Pair, list[float]] = {}
+    tournament = rounds(hosts)
+    for repeat in range(effort.repeats):
+        times = f", {repeat + 1} of {effort.repeats} times" if effort.repeats > 1 else ""
+        progress.tell(f"links between {len(hosts)} hosts, in {len(tournament)} rounds{times}")
+        for number, pairs in enumerate(tournament, 1):
+            progress.tick(f"round {number} of {len(tournament)}")
+            _run(session, network, measured, pairs, each, timeout_s)
+        for pair, rate in measured.bit_per_s.items():
+            found.setdefault(pair, []).append(rate)
+    measured.bit_per_s = {pair: median(rates) for pair, rates in found.items()}
     limits = suspects(analyse(hosts, measured.bit_per_s), measured.bit_per_s)
     before = dict(measured.bit_per_s)
-    for pairs in packed([*limits, *measured.failures])[:_MAX_ROUNDS_AGAIN]:
+    again = packed([*limits, *measured.failures])[:_MAX_ROUNDS_AGAIN]
+    if again:
+        progress.tell("what is suspected, once more")
+    for pairs in again:
         _run(session, network, measured, pairs, each, timeout_s)
     for (one, other), limit in limits.items():
         for pair in ((one, other), (other, one)):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,6 +16,7 @@ import psutil
 from hvdtrain import contract, processes
 from hvdtrain.drill.models import Blame
 from hvdtrain.plan.plan import LaunchPlan
+from hvdtrain.supervise.child import start_launch
 from hvdtrain.supervise.records import Status
 from hvdtrain.supervise.run_directory import LATEST
 
@@ -44,16 +43,7 @@ class DrilledJob:
         self._spare = processes.children()
         self.output = folder / "launch.log"
         folder.mkdir(parents=True)
-        with self.output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "hvdtrain", "launch", *arguments, "--runs", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Ctrl-C is for the drill, which then ends the launch.
-                start_new_session=True,
-                preexec_fn=processes.end_with_parent(signal.SIGTERM),
-            )
+        self._process = start_launch(arguments, folder, self.output)
         self.supervisor = psutil.Process(self._process.pid)
 
     @property

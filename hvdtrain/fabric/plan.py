@@ -80,6 +80,28 @@ def plan_fabric(
     return settings.plan(kind)
 
 
+def rdma_for_mpi(
+    *, fabric: str, hcas: Sequence[str], fabrics: Mapping[str, HostFabric], network: ChosenNetwork
+) -> str | None:
+    """What MPI would carry CPU tensors over in the place of TCP, as people name it; None: nothing, or not asked for.
+
+    Takes what `plan_fabric` does.
+    """
+    try:
+        made = plan_fabric(
+            fabric=fabric,
+            hcas=hcas,
+            fabrics=fabrics,
+            network=network,
+            controller="mpi",
+            nccl=False,
+            already_set={},
+        )
+    except StartError:
+        return None
+    return None if made.kind == "tcp" else _SHOWN[made.kind]
+
+
 def _choose(settings: Settings, job: _Job, asked: str) -> tuple[str, Rdma | None]:
     if asked == "tcp":
         settings.note("fabric TCP: as network.fabric says")

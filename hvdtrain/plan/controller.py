@@ -6,11 +6,18 @@ from hvdtrain.errors import StartError
 from hvdtrain.plan.facts import Facts
 
 
-def choose_controller(wanted: str, *, hosts: int, facts: Facts) -> tuple[str, str]:
+def choose_controller(wanted: str, *, hosts: int, facts: Facts, rdma: str | None = None) -> tuple[str, str]:
     """The controller and the reason for it.
 
     ``auto`` follows measurements: on one host Open MPI's shared memory takes about half of Gloo's time
     (benchmarks/controllers.py); between two hosts over TCP at 400 Mbit/s Gloo reached 95% of the wire and Open MPI 53%.
+    Over RDMA only MPI carries CPU tensors; GPU tensors are NCCL's where Horovod has it.
+
+    Args:
+        wanted: ``auto``, ``mpi`` or ``gloo``.
+        hosts: how many have a worker.
+        facts: of the launching machine.
+        rdma: the fabric that MPI would use on all hosts in the place of TCP, as people name it; None if there is none.
 
     Raises:
         StartError: the wanted controller isn't built into Horovod, or can't run here.
@@ -23,10 +30,12 @@ def choose_controller(wanted: str, *, hosts: int, facts: Facts) -> tuple[str, st
         if reason := reasons_against[wanted]:
             raise StartError(f"controller '{wanted}' can't be used: {reason}", fix=_remedy(reason))
         return wanted, "as the job spec says"
-    preferred, why = ("mpi", "one host: MPI's shared memory is faster than Gloo") if hosts == 1 else (
-        "gloo",
-        "several hosts over TCP: Gloo is faster than MPI",
-    )  # fmt: skip
+    if hosts == 1:
+        preferred, why = "mpi", "one host: MPI's shared memory is faster than Gloo"
+    elif rdma and not facts.nccl:
+        preferred, why = "mpi", f"all hosts have {rdma}, and Gloo would leave it for TCP"
+    else:
+        preferred, why = "gloo", "several hosts over TCP: Gloo is faster than MPI"
     if not reasons_against[preferred]:
         return preferred, why
     other = "gloo" if preferred == "mpi" else "mpi"

@@ -37,6 +37,7 @@ class Facts:
         nccl: whether Horovod carries GPU tensors by NCCL.
         network: what the hosts can talk over; None for this machine alone, or where it isn't known.
         dropped: hosts that were left out, and what each failed.
+        host_order: where the order of the hosts comes from, if it isn't the user's.
     """
 
     python: str
@@ -49,3 +50,4 @@ class Facts:
     nccl: bool = False
     network: NetworkFacts | None = None
     dropped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    host_order: str = ""

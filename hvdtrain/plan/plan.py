@@ -11,7 +11,8 @@ from typing import Any
 
 from hvdtrain import contract
 from hvdtrain.errors import UsageError
-from hvdtrain.fabric.plan import plan_fabric
+from hvdtrain.fabric.plan import plan_fabric, rdma_for_mpi
+from hvdtrain.fabric.routes import ChosenNetwork
 from hvdtrain.fabric.settings import FabricPlan
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.controller import choose_controller
@@ -145,8 +146,10 @@ def make_plan(
     if elastic:
         controller, why = choose_controller("gloo", hosts=len(used), facts=facts)[0], "the job is elastic"
     else:
-        controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts)
+        rdma = _rdma(spec, facts, [host.name for host, _ in used])
+        controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts, rdma=rdma)
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
+    reasons += [facts.host_order] if facts.host_order else []
     reasons += [f"{host} is left out: {'; '.join(faults)}" for host, faults in facts.dropped.items()]
     if elastic:
         limit = "or more" if elastic.maximum == _NO_LIMIT else f"to {elastic.maximum}"
@@ -246,8 +249,7 @@ def _network(
     """What the workers and mpirun are told of the network; nothing where there is only this machine."""
     if facts.network is None:
         return FabricPlan("tcp", {}, {}, (), ())
-    chosen = facts.network.chosen
-    chosen = replace(chosen, per_host={host: chosen.per_host[host] for host in hosts})
+    chosen = _of_hosts(facts.network.chosen, hosts)
     made = plan_fabric(
         fabric=spec.network.fabric,
         hcas=spec.network.hcas,
@@ -258,6 +260,20 @@ def _network(
         already_set=already_set,
     )
     return replace(made, reasons=(*chosen.reasons, *made.reasons))
+
+
+def _rdma(spec: JobSpec, facts: Facts, hosts: Sequence[str]) -> str | None:
+    """What MPI would use between these hosts in the place of TCP."""
+    if facts.network is None or len(hosts) < 2:
+        return None
+    chosen = _of_hosts(facts.network.chosen, hosts)
+    return rdma_for_mpi(
+        fabric=spec.network.fabric, hcas=spec.network.hcas, fabrics=facts.network.fabrics, network=chosen
+    )
+
+
+def _of_hosts(chosen: ChosenNetwork, hosts: Sequence[str]) -> ChosenNetwork:
+    return replace(chosen, per_host={host: chosen.per_host[host] for host in hosts})
 
 
 def agent_command(host: Host, ssh: SshSettings, python: str) -> tuple[str, ...]:

@@ -80,6 +80,9 @@ class Network(Section):
     hcas: tuple[Text, ...] = ()
     """Only these InfiniBand or RoCE adapters (`mlx5_0`, `mlx5_1:1`). Empty: chosen."""
 
+    rank_order: Annotated[Literal["given", "measured"], CHOICE] = "given"
+    """Order of the hosts in the ring. measured: links are measured first, and slow ones crossed as seldom as can be."""
+
 
 class Environment(Section):
     """Which environment variables reach the workers, beside the documented base."""
@@ -205,7 +208,7 @@ class JobSpec(Section):
     """What the workers talk over."""
 
     # Its plain name is a method of every model.
-    validate_: Annotated[Literal["none", "quick"], CHOICE] = Field("quick", alias="validate")
+    validate_: Annotated[Literal["none", "quick", "standard"], CHOICE] = Field("quick", alias="validate")
     """What is checked on the hosts before the start, if there are others than this machine."""
 
     controller: Annotated[Literal["auto", "mpi", "gloo"], CHOICE] = "auto"

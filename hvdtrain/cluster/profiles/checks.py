@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hvdtrain.cluster.checks.common import Verdict, by_host, ok, size
-from hvdtrain.cluster.measured import Measured, bytes_rate, duration, rate
+from hvdtrain.cluster.measured import Measured
 from hvdtrain.cluster.models import Evidence, Finding
 from hvdtrain.cluster.profiles.facts import Has
 from hvdtrain.cluster.profiles.models import Profile
 from hvdtrain.cluster.profiles.quantities import Range, Versions
+from hvdtrain.cluster.units import bytes_rate, duration, rate
 
 SUBJECT = "profile"
 # Of memory, firmware and kernel keep some; of a GPU's, its driver.
@@ -61,6 +62,7 @@ def _expectations(profile: Profile, evidence: Evidence) -> Iterator[tuple[str, J
     for key, wanted, value, shown, fix in (
         ("bandwidth", measured.bandwidth, lambda has: has.bandwidth, rate, fabric_fix),
         ("latency", measured.latency, lambda has: has.latency_s, duration, "look for power saving and a longer way"),
+        ("allreduce", measured.allreduce, lambda has: has.allreduce, rate, fabric_fix),
         ("disk_write", measured.disk_write, _speed("disk-write"), bytes_rate, "use a faster disk"),
         ("disk_read", measured.disk_read, _speed("disk-read"), bytes_rate, "use a faster disk"),
         ("memory", measured.memory, _speed("memory-bandwidth"), bytes_rate, "fill all memory channels"),

@@ -123,6 +123,13 @@ class Has:
         own = [rtt_s for pair, rtt_s in times.items() if self.host in pair]
         return median(own) if own else None
 
+    @property
+    def allreduce(self) -> float | None:
+        """Bus bandwidth over all ranks, bit/s: every host's, since all take part."""
+        reduced = self.measured.allreduces if self.measured else None
+        over_all = reduced.over_all if reduced else None
+        return over_all.bus_bit_per_s if over_all else None
+
     def speed(self, name: str) -> float | None:
         """Bytes/s of ``disk-write``, ``disk-read`` or ``memory-bandwidth``."""
         return self.measured.speeds.get(name, {}).get(self.host) if self.measured else None

@@ -112,6 +112,7 @@ def _measured(has: Sequence[Has]) -> dict[str, Any]:
     return {
         "bandwidth": _least([one.bandwidth for one in has], _rate, _BANDWIDTH),
         "latency": f"at most {math.ceil(longest_us)} us" if longest_us else None,
+        "allreduce": _least([one.allreduce for one in has], _rate, _BANDWIDTH),
         "disk_write": _least([one.speed("disk-write") for one in has], _speed, _DISK),
         "disk_read": _least([one.speed("disk-read") for one in has], _speed, _DISK),
         "memory": _least([one.speed("memory-bandwidth") for one in has], _speed, _MEMORY),
