@@ -55,6 +55,17 @@ def test_a_hostfile_that_is_edited(tmp_path: Path) -> None:
     assert "did you mean 'slots'?" in source.told[0]
 
 
+def test_hosts_that_come_are_chosen_like_the_first(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node1 slots=1\nnode2 slots=2\nnode3 slots=3\n")
+    plan = ElasticPlan(1, 8, {"node1": 1}, str(hostfile), None, 10, 600, include=("node[1-3]",), exclude=("node3",))
+    source = HostSource(plan, str(tmp_path), dict(os.environ), print)
+    assert list(source.hosts(0)) == ["node1", "node2"]
+    # A host that is included needn't be there at every moment.
+    hostfile.write_text("node2 slots=2\nnode3 slots=3\nnode4 slots=4\n")
+    assert list(source.hosts(1)) == ["node2"]
+
+
 def test_hosts_by_name_in_their_order(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("localhost slots=3\nada@far-away slots=4\n")

@@ -96,7 +96,17 @@ def _kill_agent(job: HostsJob, process: subprocess.Popen[str], pids: dict[str, i
     os.kill(agent, signal.SIGKILL)
 
 
-def _interrupt(job: HostsJob, process: subprocess.Popen[str], pids: dict[str, int]) -> None:
+def _stop_rank(job: HostsJob, process: subprocess.Popen[str], pids: dict[str, int]) -> None:
+    os.kill(pids["h2"], signal.SIGSTOP)
+
+
+def _interrupt_twice(job: HostsJob, process: subprocess.Popen[str], pids: dict[str, int]) -> None:
+    process.send_signal(signal.SIGINT)
+    job.until(process, "SIGINT: stopping the job", 1)
+    process.send_signal(signal.SIGINT)
+
+
+def _terminate(job: HostsJob, process: subprocess.Popen[str], pids: dict[str, int]) -> None:
     process.send_signal(signal.SIGTERM)
 
 
@@ -114,7 +124,9 @@ def _kill_launcher(job: HostsJob, process: subprocess.Popen[str], pids: dict[str
 ENDS: list[tuple[Callable[[HostsJob, subprocess.Popen[str], dict[str, int]], None], tuple[int, ...], int | None]] = [
     (_kill_rank, (5,), 1),
     (_kill_agent, (5,), 1),
-    (_interrupt, (143,), None),
+    (_stop_rank, (6,), 1),
+    (_interrupt_twice, (130,), None),
+    (_terminate, (143,), None),
     (_kill_launch, (-9,), None),
     (_kill_launcher, (5,), None),
 ]
@@ -126,7 +138,7 @@ def test_whatever_ends_leaves_nothing_on_any_host(
     job: HostsJob, controller: str, end: Any, statuses: tuple[int, ...], rank: int | None
 ) -> None:
     (job.folder / "train.py").write_text(TRAINS_ON)
-    job.write("h1:1,h2:1", controller, command=["python", "train.py"], stop_grace_s=2)
+    job.write("h1:1,h2:1", controller, command=["python", "train.py"], stop_grace_s=2, hang_timeout_s=8)
     with job.started() as process:
         pids = {match[2]: int(match[1]) for match in job.until(process, r"pid (\d+) on (\w+)", 2)}
         assert job.processes_on(job.cluster.hosts[1])
@@ -199,4 +211,10 @@ def test_a_network_of_ipv6_alone(tmp_path: Path, controller: str) -> None:
         status, output = job.run_to_end()
         assert status == 0, output
         assert output.count("size 3") == 3
+        job.nothing_is_left()
+        # Horovod tells elastic workers of changes by IPv4 alone.
+        job.write("h1:1,h2:2", "gloo", command=["python", "train.py"], elastic={"min": 1})
+        status, output = job.run_to_end()
+        assert status == 3, output
+        assert "an elastic job needs an IPv4 network" in output
         job.nothing_is_left()

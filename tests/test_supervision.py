@@ -157,6 +157,9 @@ def test_a_hang_is_ended_and_the_rank_named(job: Job, controller: str, script: s
     log = (job.run_directory / "logs" / "attempt-0" / "rank-00001.log").read_text()
     assert "in wait_here" in log
     assert "in wait_here" in done.stderr
+    if script == DOES_NOT_JOIN:
+        # py-spy's, which sees below Python. A stopped process can't be looked into.
+        assert re.search(r"^ +clock_nanosleep \(.*libc.*\n +time_sleep .*\n +wait_here \(", log, re.MULTILINE), log
 
 
 # --- stopping --------------------------------------------------------------------------------------------------------

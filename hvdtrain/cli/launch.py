@@ -55,12 +55,15 @@ def command(
     if processes is not None:
         overrides = (*overrides, f"processes={processes}")
     spec = load_spec(job, overrides)
+    # Of an elastic job's hosts that come later too, and of those of a run that is resumed.
+    chosen = {"include": (*spec.hosts.include, *include), "exclude": (*spec.hosts.exclude, *exclude)}
+    spec = spec.model_copy(update={"hosts": spec.hosts.model_copy(update=chosen)})
     where = resolve_hosts(
         spec.hosts,
         hosts_option=hosts,
         hostfile_option=hostfile,
-        include=include,
-        exclude=exclude,
+        include=(),
+        exclude=(),
         default_slots=default_slots(),
     )
     watched = None if hosts else hostfile or spec.hosts.file

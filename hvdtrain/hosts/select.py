@@ -11,34 +11,38 @@ from hvdtrain.hosts.models import Host
 from hvdtrain.hosts.ranges import RangeError, expand, split_list
 
 
-def select(hosts: Sequence[Host], include: Iterable[str], exclude: Iterable[str]) -> tuple[Host, ...]:
+def select(
+    hosts: Sequence[Host], include: Iterable[str], exclude: Iterable[str], *, missing_ok: bool = False
+) -> tuple[Host, ...]:
     """The hosts that ``include`` names (all, if it's empty) without those that ``exclude`` names, in their order.
 
     Args:
         hosts: the hosts to choose from.
         include: names, ranges, or comma-separated lists of them.
         exclude: the same.
+        missing_ok: whether names that no host has, and a choice of no host, are fine: hosts that come and go.
 
     Raises:
-        InputError: a name that no host has, or no host is left.
+        InputError: a name that no host has, or no host is left; a range that is none.
     """
     known = {canonical(host.name): host.name for host in hosts}
     problems: list[Problem] = []
-    included = _names(include, "include", known, problems)
-    excluded = _names(exclude, "exclude", known, problems)
+    included = _names(include, "include", None if missing_ok else known, problems)
+    excluded = _names(exclude, "exclude", None if missing_ok else known, problems)
     chosen = tuple(
         host
         for host in hosts
         if (not included or canonical(host.name) in included) and canonical(host.name) not in excluded
     )
-    if not chosen and not problems:
+    if not chosen and not problems and not missing_ok:
         problems.append(Problem("hosts", 0, 0, "include and exclude leave no host"))
     if problems:
         raise InputError(problems)
     return chosen
 
 
-def _names(texts: Iterable[str], source: str, known: dict[str, str], problems: list[Problem]) -> set[str]:
+def _names(texts: Iterable[str], source: str, known: dict[str, str] | None, problems: list[Problem]) -> set[str]:
+    """The names in texts; those that aren't known are problems, if it is known who there is."""
     names: set[str] = set()
     for text in texts:
         for _, item in split_list(text):
@@ -47,8 +51,7 @@ def _names(texts: Iterable[str], source: str, known: dict[str, str], problems: l
             except RangeError as error:
                 problems.append(Problem(source, 0, 0, str(error)))
                 continue
-            missing = [name for name in expanded if canonical(name) not in known]
-            if missing:
+            if known is not None and (missing := [name for name in expanded if canonical(name) not in known]):
                 problems.append(Problem(source, 0, 0, _not_found(missing, known)))
             names.update(map(canonical, expanded))
     return names

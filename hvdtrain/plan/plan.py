@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain import contract
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import StartError, UsageError
 from hvdtrain.fabric.plan import plan_fabric, rdma_for_mpi
 from hvdtrain.fabric.routes import ChosenNetwork
 from hvdtrain.fabric.settings import FabricPlan
@@ -38,6 +38,8 @@ class ElasticPlan:
         discovery: program and arguments that print the hosts of the moment, in the hostfile's place.
         cooldown_s: seconds before a failed slot gets a worker again.
         timeout_s: seconds that the job waits for ``minimum`` workers.
+        include: of the hosts that come later, only these (names or ranges); empty: all.
+        exclude: of these hosts, all but these.
     """
 
     minimum: int
@@ -47,6 +49,8 @@ class ElasticPlan:
     discovery: tuple[str, ...] | None
     cooldown_s: float
     timeout_s: int
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,8 +119,8 @@ class LaunchPlan:
         values["placements"] = [Placement(**placement) for placement in values["placements"]]
         values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         if elastic := values["elastic"]:
-            discovery = elastic["discovery"]
-            values["elastic"] = ElasticPlan(**{**elastic, "discovery": tuple(discovery) if discovery else None})
+            lists = {name: tuple(value) for name, value in elastic.items() if isinstance(value, list)}
+            values["elastic"] = ElasticPlan(**(elastic | lists))
         values["ssh"] = SshSettings(**values["ssh"])
         values["agents"] = {host: tuple(argv) for host, argv in values["agents"].items()}
         return cls(**values)
@@ -240,6 +244,8 @@ def _elastic(spec: JobSpec, hosts: Sequence[Host], hostfile: Path | None) -> Ela
         discovery=wanted.discovery,
         cooldown_s=wanted.cooldown_s,
         timeout_s=wanted.timeout_s,
+        include=spec.hosts.include,
+        exclude=spec.hosts.exclude,
     )
 
 
@@ -250,6 +256,12 @@ def _network(
     if facts.network is None:
         return FabricPlan("tcp", {}, {}, (), ())
     chosen = _of_hosts(facts.network.chosen, hosts)
+    if spec.elastic.min is not None and chosen.is_ipv6:
+        raise StartError(
+            "an elastic job needs an IPv4 network: Horovod tells its workers of changes by IPv4 alone",
+            where=", ".join(chosen.subnets),
+            fix="give the hosts IPv4 addresses, or take 'elastic' out",
+        )
     made = plan_fabric(
         fabric=spec.network.fabric,
         hcas=spec.network.hcas,

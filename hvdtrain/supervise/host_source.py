@@ -13,6 +13,7 @@ from typing import IO
 from hvdtrain.errors import InputError
 from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
 from hvdtrain.hosts.models import Host
+from hvdtrain.hosts.select import select
 from hvdtrain.plan.plan import ElasticPlan
 
 DISCOVERY_INTERVAL_S = 5.0
@@ -111,7 +112,7 @@ class HostSource:
 
     def _take(self, read: Callable[[], tuple[Host, ...]]) -> None:
         try:
-            hosts = read()
+            hosts = select(read(), self._plan.include, self._plan.exclude, missing_ok=True)
         except InputError as error:
             self._say(f"the hosts stay as they were: {error.problems[0]}")
             return

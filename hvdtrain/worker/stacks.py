@@ -36,7 +36,7 @@ def session(leader: int) -> list[int]:
 def describe(leader: int) -> str:
     """A line for each process of the session: what it is and what it waits for in the kernel.
 
-    With its native stacks, where py-spy is on PATH.
+    With its native stacks, where py-spy is on PATH and the process isn't stopped: py-spy attaches as a debugger does.
     """
     return "".join(_describe(pid) for pid in session(leader))
 
@@ -58,7 +58,7 @@ def _describe(pid: int) -> str:
     where = f", in the kernel's {waits}" if waits != "0" else ""
     text = f"hvdtrain: process {pid} ({_read(pid, 'comm')}): state {state_of(pid)}{where}\n"
     if "python" in _read(pid, "comm") and (py_spy := shutil.which("py-spy")):
-        command = [py_spy, "dump", "--native", "--nonblocking", "--pid", str(pid)]
+        command = [py_spy, "dump", "--native", "--pid", str(pid)]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             text += subprocess.check_output(
                 command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True, timeout=_PY_SPY_TIMEOUT_S
