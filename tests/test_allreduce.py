@@ -13,7 +13,7 @@ import pytest
 
 from hvdtrain import contract
 from hvdtrain.cluster.allreduce import Allreduces, Links, Timing, Wrong, judge, ring_limit
-from hvdtrain.cluster.collectives import reduce_on
+from hvdtrain.cluster.collectives import ranks_per_host, reduce_on
 from hvdtrain.cluster.effort import Effort
 from hvdtrain.cluster.models import Evidence, Finding, Request
 from hvdtrain.hosts.models import Host
@@ -180,3 +180,13 @@ def test_without_horovod_nothing_is_started(tmp_path: Path) -> None:
     seen = Evidence((Host("localhost"),), Request(), {"localhost": {"software": {"horovod": None}}}, {})
     found = reduce_on(seen, ["localhost"], Effort(1.0, 1, 1, 1.0, 1, 1.0, (1024,), 0.1))
     assert found.skipped == "no Horovod on localhost"
+
+
+@pytest.mark.parametrize(
+    ("counts", "all_gpus", "expected"),
+    [((0, 0), False, 2), ((8, 8), False, 2), ((1, 8), False, 1), ((8, 4), True, 4), ((0, 8), True, 2)],
+)
+def test_how_many_ranks_a_host_gets(counts: tuple[int, ...], all_gpus: bool, expected: int) -> None:
+    facts = {f"h{number}": {"gpus": {"count": count}} for number, count in enumerate(counts)}
+    seen = Evidence(tuple(map(Host, facts)), Request(), facts, {})
+    assert ranks_per_host(seen, list(facts), all_gpus=all_gpus) == expected

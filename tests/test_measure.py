@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hvdtrain.cluster import standard
-from hvdtrain.cluster.bandwidth import Timing
+from hvdtrain.cluster.effort import Effort
 from hvdtrain.cluster.measured import Measured, judge
 from hvdtrain.cluster.models import Finding, Request
 from hvdtrain.fabric.models import Address, HostFabric, Interface
@@ -142,22 +142,16 @@ def network(names: list[str], addresses: list[str] | None = None, speed_mbit: in
     return NetworkFacts(fabrics, ChosenNetwork(per_host, {}, (), (), (), ()))
 
 
-@pytest.fixture
-def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standard, "timing", lambda count: Timing(0.02, 0.1))
-    monkeypatch.setattr(standard, "_DISK_BYTES", 32 << 20)
-    monkeypatch.setattr(standard, "_MEMORY_BYTES", 32 << 20)
-    monkeypatch.setattr(standard, "_MEMORY_S", 0.1)
+BRIEF = Effort(0.0, 1, 32 << 20, 2.0, 32 << 20, 0.1, (), 0.0)
 
 
-@pytest.mark.usefixtures("brief")
 def test_a_host_that_falls_silent_costs_only_itself(tmp_path: Path) -> None:
     # h4 answers to what comes before the measurements, and then no more; no host has the address of h2.
     deaf = ["sh", "-c", "exec sleep 1000"]
     names = ["h1", "h2", "h3", "h4"]
     with Session(dict.fromkeys(names, GOOD) | {"h4": deaf}, probe_sources()) as session:
         facts = network(names, ["127.0.0.1", "192.0.2.1", "127.0.0.1", "127.0.0.1"])
-        measured = standard.measure(session, names, facts, Request(directory=str(tmp_path), timeout_s=5.0))
+        measured = standard.measure(session, names, facts, Request(directory=str(tmp_path), timeout_s=5.0), BRIEF)
     assert set(measured.lost) == {"h4"}
     assert {("h1", "h3"), ("h3", "h1")} <= set(measured.bit_per_s)
     assert set(measured.failures) == {("h1", "h2")}

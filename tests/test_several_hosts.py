@@ -152,10 +152,11 @@ def test_whatever_ends_leaves_nothing_on_any_host(
 
 def test_a_host_without_the_folder_is_told_before_the_start(job: HostsJob) -> None:
     (job.folder / "train.py").write_text(TRAINS_ON)
-    job.write("h1:1,h2:1", "gloo", command=["python", "train.py"], python="/no/such/python")
-    status, output = job.run_to_end()
-    assert status == 3, output
-    assert "h2:/no/such/python: the Python that the launch uses isn't there" in output
+    for where, place in (("h2:1", "h2:/no/such/python"), ("h1:1,h2:1", "error: /no/such/python")):
+        job.write(where, "gloo", command=["python", "train.py"], python="/no/such/python")
+        status, output = job.run_to_end()
+        assert status == 3, output
+        assert f"{place}: the Python that the launch uses isn't there" in output
     job.nothing_is_left()
 
 

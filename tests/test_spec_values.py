@@ -287,6 +287,7 @@ network:
   fabric: auto
   interfaces: []
   hcas: []
+  rank_order: given
 validate: quick
 controller: auto
 env:

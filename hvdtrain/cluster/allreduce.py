@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hvdtrain.cluster.bandwidth import Pair, analyse, outliers
 from hvdtrain.cluster.groups import fold
@@ -62,6 +63,7 @@ class Allreduces:
         error: why the job failed, and on which of the hosts if that is known; None if it didn't.
         skipped: why there was no job; None if there was one.
         controller: ``mpi`` or ``gloo``.
+        gpus: host -> what each of its ranks measured of its GPU (`hvdtrain.tasks.gpu_speed`), where that was asked for.
     """
 
     hosts: tuple[str, ...]
@@ -70,6 +72,7 @@ class Allreduces:
     error: tuple[str, str | None] | None = None
     skipped: str | None = None
     controller: str = ""
+    gpus: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def heaviest(self, hosts: int) -> dict[tuple[str, ...], Timing]:
         """Of groups of so many hosts, the timing of the largest size."""

@@ -40,20 +40,25 @@ def reduce_on(evidence: Evidence, hosts: Sequence[str], effort: Effort) -> Allre
     names = tuple(hosts)
     if without := [name for name in names if not isinstance(evidence.value(name, "software", "horovod"), dict)]:
         return Allreduces(names, skipped=f"no Horovod on {', '.join(without)}")
-    per_host = ranks_per_host(evidence, names)
+    per_host = ranks_per_host(evidence, names, all_gpus=effort.gpu_s > 0)
     if len(names) * per_host < 2:
         return Allreduces(names, skipped="there is only one rank")
     pairs = _pairs(len(names))
     question = {"hosts": len(names), "per_host": per_host, "rounds": pairs, "sizes": effort.sizes,
-                "seconds": effort.allreduce_s}  # fmt: skip
+                "seconds": effort.allreduce_s, "gpu_s": effort.gpu_s}  # fmt: skip
     spec = _spec(evidence, names, per_host, question)
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         return _run(spec, names, Path(folder), _START_S + _PER_STAGE_S * (2 + len(pairs)))
 
 
-def ranks_per_host(evidence: Evidence, hosts: Iterable[str]) -> int:
-    """Two, so that what happens inside a host is seen; one where a host has a single GPU, which takes no two ranks."""
-    counts = [evidence.value(host, "gpus", "count") for host in hosts]
+def ranks_per_host(evidence: Evidence, hosts: Iterable[str], *, all_gpus: bool) -> int:
+    """Two, so that what happens inside a host is seen; one where a host has a single GPU, which takes no two ranks.
+
+    Or as many as each host has GPUs.
+    """
+    counts = [evidence.value(host, "gpus", "count") or 0 for host in hosts]
+    if all_gpus and min(counts) > 0:
+        return int(min(counts))
     return 1 if 1 in counts else 2
 
 
@@ -112,7 +117,11 @@ def _run(spec: JobSpec, names: tuple[str, ...], folder: Path, limit_s: float) ->
     timings = tuple(_timing(line, names) for line in lines if "seconds" in line)
     wrong = tuple(_wrong(line, names) for line in lines if "wrong" in line)
     controller = json.loads(run.read_text())["controller"] if run else ""
-    return Allreduces(names, timings, wrong, error, controller=controller)
+    gpus: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        if "gpu" in line:
+            gpus.setdefault(names[line["host"]], []).append(line["gpu"])
+    return Allreduces(names, timings, wrong, error, controller=controller, gpus=gpus)
 
 
 def _end(launch: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,7 @@ class Effort:
         memory_s: for the copies.
         sizes: of allreduces, bytes.
         allreduce_s: for each size.
+        gpu_s: for each GPU's own speed; 0: not measured.
     """
 
     links_s: float
@@ -28,7 +29,8 @@ class Effort:
     memory_s: float
     sizes: tuple[int, ...]
     allreduce_s: float
+    gpu_s: float = 0.0
 
 
 STANDARD = Effort(30.0, 1, 256 << 20, 2.0, 512 << 20, 0.6, (1 << 10, 1 << 16, 1 << 20, 16 << 20), 0.25)
-FULL = Effort(60.0, 3, 2 << 30, 8.0, 2 << 30, 3.0, (1 << 10, 1 << 14, 1 << 17, 1 << 20, 16 << 20, 64 << 20), 1.0)
+FULL = Effort(60.0, 3, 2 << 30, 8.0, 2 << 30, 3.0, (1 << 10, 1 << 14, 1 << 17, 1 << 20, 16 << 20, 64 << 20), 1.0, 10.0)

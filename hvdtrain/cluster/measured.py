@@ -73,6 +73,7 @@ class Measured:
             **{f"{name.replace('-', '_')}_bytes_per_s": speeds for name, speeds in self.speeds.items()},
         }  # fmt: skip
         if self.allreduces is not None:
+            told["gpus"] = self.allreduces.gpus
             told["allreduces"] = [
                 asdict(timing) | {"bus_bit_per_s": timing.bus_bit_per_s} for timing in self.allreduces.timings
             ]

@@ -9,9 +9,11 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from hvdtrain.cluster import gpu_speed
 from hvdtrain.cluster.bandwidth import Pair, Timing, analyse, packed, rounds, suspects, timing
 from hvdtrain.cluster.collectives import reduce_on
-from hvdtrain.cluster.effort import STANDARD, Effort
+from hvdtrain.cluster.diagnostics import diagnose
+from hvdtrain.cluster.effort import FULL, STANDARD, Effort
 from hvdtrain.cluster.gather import probe_commands
 from hvdtrain.cluster.measured import Measured, judge
 from hvdtrain.cluster.models import Evidence, Finding, Level, Report, Request
@@ -39,6 +41,17 @@ def standard(hosts: Sequence[Host], request: Request, progress: Progress = SILEN
     return measured_level("standard", STANDARD, hosts, request, progress)
 
 
+def full(hosts: Sequence[Host], request: Request, progress: Progress = SILENT) -> Looked:
+    """The same for longer and three times over, each GPU's own speed, and what the hosts' own tools say."""
+
+    def tools(session: Session, measured: Measured, evidence: Evidence, progress: Progress) -> tuple[Finding, ...]:
+        progress.tell("with nvidia-smi, dcgmi and ib_write_bw, where they are")
+        names = [host for host in measured.hosts if host not in measured.lost]
+        return diagnose(session, names, measured.network, evidence)
+
+    return measured_level("full", FULL, hosts, request, progress, tools)
+
+
 def measured_level(
     level: Level,
     effort: Effort,
@@ -61,7 +74,8 @@ def measured_level(
         together = [host for host in (network.chosen.per_host if network else names[:1]) if host not in measured.lost]
         progress.tell(f"allreduces of Horovod's own on {len(together)} host{'s' if len(together) != 1 else ''}")
         measured.allreduces = reduce_on(evidence, together, effort)
-        findings = (*findings, *judge(measured), *others)
+        gpus = gpu_speed.judge(measured.allreduces.gpus) if effort.gpu_s else ()
+        findings = (*findings, *judge(measured), *gpus, *others)
     report = Report(began, time.monotonic() - started, level, evidence.names, findings,
                     measurements=measured.to_json() if measured else None)  # fmt: skip
     return replace(looked, report=report, measured=measured)

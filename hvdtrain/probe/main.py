@@ -7,6 +7,7 @@ can't be met gets ``{"id": number, "failed": text}``. The verbs:
 ``clock``: → ``time_unix_s``.
 ``listen`` → ``port``, ``ports``, ``identity``; ``connect`` with ``targets``, ``timeout_s`` → ``results``: see `reach`.
 ``expect`` and ``exchange``, ``disk-speed``, ``memory-speed``: see `measure`.
+``tool``, ``ib-write-bw-serve`` and ``ib-write-bw``: see `tools`.
 The verbs of `VERBS` are functions of other modules, loaded when they are first asked for.
 
 The program ends with its stdin, whatever it is busy with, so nothing of it can be left on a host.
@@ -34,6 +35,9 @@ VERBS = {
     "exchange": ("hvdtrain.probe.measure", "exchange"),
     "disk-speed": ("hvdtrain.probe.measure", "disk_speed"),
     "memory-speed": ("hvdtrain.probe.measure", "memory_speed"),
+    "tool": ("hvdtrain.probe.tools", "tool"),
+    "ib-write-bw-serve": ("hvdtrain.probe.tools", "ib_write_bw_serve"),
+    "ib-write-bw": ("hvdtrain.probe.tools", "ib_write_bw"),
 }
 _LONGEST_REQUEST_BYTES = 8 << 20
 

@@ -24,6 +24,12 @@ def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
     if not os.access(directory, os.X_OK):
         raise StartError("the working directory can't be entered", where=plan.directory, fix="check its permissions")
     _check_temporary_folder(plan.environment.get("TMPDIR"))
+    if all(placement.host in plan.agents for placement in plan.placements):
+        # Nothing of the job runs on this machine; the hosts' agents look at theirs.
+        return
+    if spec.python and shutil.which(spec.python) is None:
+        fix = "correct 'python', or make the environment there"
+        raise StartError("the Python that the launch uses isn't there", where=spec.python, fix=fix)
     if spec.command:
         _check_command(spec.command, directory, plan.environment["PATH"])
 

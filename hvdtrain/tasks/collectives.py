@@ -1,11 +1,13 @@
 """Measures Horovod's allreduce inside hosts, between pairs of them and over all: a program, one process for each rank.
 
 ``python -m hvdtrain.tasks.collectives REQUEST`` with REQUEST as JSON: {hosts: number of hosts, per_host: ranks on each,
-rounds: list of rounds of pairs of host numbers, no host twice in a round, sizes: bytes, seconds: for each size}. Each
-result is a line on standard output that begins with `contract.COLLECTIVE_MARK`:
+rounds: list of rounds of pairs of host numbers, no host twice in a round, sizes: bytes, seconds: for each size, gpu_s:
+for each GPU's own speed, if not 0}. Each result is a line on standard output that begins with
+`contract.COLLECTIVE_MARK`:
 
 ``{"hosts": [numbers], "ranks": n, "bytes": size, "seconds": median of one allreduce}`` from a group's first rank, and
 ``{"wrong": number of elements, "host": number, "bytes": size, "hosts": [numbers]}`` from any rank with a wrong sum.
+``{"gpu": what `gpu_speed.measure` gives, "host": number}`` from every rank.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from hvdtrain import contract
+from hvdtrain.tasks import gpu_speed
 
 _MOST = 50
 _PATTERN = 251  # a prime: neighbours, and elements a power of two apart, differ
@@ -94,6 +97,9 @@ def main() -> None:
     members = {group: _ranks(group, hosts, per_host) for stage in stages for group in stage}
     backend, sets = _start(members, hosts * per_host)
     own = backend.rank() // per_host
+    if request["gpu_s"]:
+        # All ranks at the same time: in copies to another GPU that one is busy too.
+        _tell({"gpu": gpu_speed.measure(backend.rank() % per_host, request["gpu_s"]), "host": own})
     for number, stage in enumerate(stages):
         backend.allreduce(np.zeros(1, np.float32), f"stage {number}", sets[None])
         for group in stage:
