@@ -51,7 +51,6 @@ def test_this_machine_without_adapters_tells_so() -> None:
     if not Path("/sys/class/infiniband").exists():
         assert (facts["hcas"], facts["distances"]) == ([], {})
     if shutil.which("ompi_info"):
-        assert facts["open_mpi"]["version"]
         assert "ob1" in facts["open_mpi"]["pml"]
         assert {"self", "tcp"} <= set(facts["open_mpi"]["btl"])
 
@@ -220,6 +219,32 @@ def test_limits_and_open_mpi(tmp_path: Path) -> None:
         "mtl": [],
     }
     assert infiniband.collect(unpack("connectx6", tmp_path / "ib"))["memlock_soft_bytes"] == -1
+
+
+def test_open_mpi_by_its_files_where_nothing_else_matters(tmp_path: Path) -> None:
+    components = tmp_path / "usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3"
+    components.mkdir(parents=True)
+    for name in (
+        "mca_pml_ob1.so",
+        "mca_btl_tcp.so",
+        "mca_btl_self.so",
+        "mca_coll_tuned.so",
+        "libmca_x.so",
+        "mca_btl_x.la",
+    ):
+        (components / name).touch()
+    (tmp_path / "usr/bin").mkdir()
+    (tmp_path / "usr/bin/mpirun").touch()
+    (tmp_path / "ompi_info.txt").write_text("ompi:version:full:5.0.3\nmca:pml:ob1:version:x\n")
+    by_files = {"version": None, "ipv6": None, "pml": ["ob1"], "btl": ["self", "tcp"], "mtl": []}
+    assert infiniband.collect(tmp_path)["open_mpi"] == by_files
+    # Addresses as the kernel lists them: address, index, length of the prefix, scope, flags, name.
+    addresses = tmp_path / "proc/net/if_inet6"
+    addresses.parent.mkdir(parents=True)
+    addresses.write_text(f"fe80{'0' * 27}1 02 40 20 80 eth0\n")
+    assert infiniband.collect(tmp_path)["open_mpi"] == by_files
+    addresses.write_text(f"fd00{'0' * 27}1 02 40 00 80 eth0\n")
+    assert infiniband.collect(tmp_path)["open_mpi"]["version"] == "5.0.3"
 
 
 def test_an_empty_machine(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hvdtrain.cli import options
 from hvdtrain.errors import ExitStatus, UsageError
 
 if TYPE_CHECKING:
+    from hvdtrain.cluster.models import Level
     from hvdtrain.cluster.progress import Progress
 
 
@@ -51,7 +52,7 @@ def command(
     hostfile: Path | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
-    level: str,
+    level: Level,
     profile_file: Path | None,
     new_profile: Path | None,
     python: str | None,
@@ -69,20 +70,24 @@ def command(
     """
     from hvdtrain.cluster.kept import compare, keep, read_report
     from hvdtrain.cluster.levels import validate
-    from hvdtrain.cluster.profiles.loader import load_profile
-    from hvdtrain.cluster.profiles.written import write_profile
     from hvdtrain.cluster.request import make_request
     from hvdtrain.hosts.resolve import default_slots, resolve_hosts
-    from hvdtrain.spec.loader import load_spec
-    from hvdtrain.spec.models import Hosts
 
     if job is None and hosts is None and hostfile is None:
         raise UsageError("no hosts are given", fix="give --hosts, --hostfile or a job spec")
     before = read_report(former) if former else None
-    profile = load_profile(profile_file) if profile_file else None
-    spec = load_spec(job) if job else None
+    profile = None
+    if profile_file:
+        from hvdtrain.cluster.profiles.loader import load_profile
+
+        profile = load_profile(profile_file)
+    spec = None
+    if job:
+        from hvdtrain.spec.loader import load_spec
+
+        spec = load_spec(job)
     where = resolve_hosts(
-        spec.hosts if spec else Hosts(),
+        spec.hosts if spec else None,
         hosts_option=hosts,
         hostfile_option=hostfile,
         include=include,
@@ -114,6 +119,8 @@ def command(
             err=True,
         )
     elif new_profile:
+        from hvdtrain.cluster.profiles.written import write_profile
+
         write_profile(looked, new_profile)
     return ExitStatus.CHECK_FAILED if report.failed else ExitStatus.DONE
 

@@ -15,7 +15,7 @@ from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
 from hvdtrain.remote.bootstrap import NO_PYTHON, OLD_PYTHON, probe_command, probe_sources
 from hvdtrain.remote.fanout import HostFailure, Session, clock_offsets
-from hvdtrain.remote.ssh import SSH_FAILED, SshSettings, explain, ssh_command
+from hvdtrain.remote.ssh import SSH_FAILED, SshSettings, explain, mentions_host_key_checks, ssh_command
 
 _SSH_CONFIG_TIMEOUT_S = 10.0
 _SSH_CONFIG_THREADS = 4
@@ -104,6 +104,8 @@ def _why(name: str, outcome: object) -> Unreached | None:
 
 def unchecked_keys(hosts: Sequence[Host], settings: SshSettings) -> frozenset[str]:
     """The hosts for which the user's ssh configuration turns host-key checks off."""
+    if not mentions_host_key_checks(settings.config):
+        return frozenset()
 
     def is_unchecked(host: Host) -> bool:
         if is_this_machine(host.name):

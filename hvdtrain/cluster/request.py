@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvdtrain.cluster.models import Request
 from hvdtrain.errors import UsageError
-from hvdtrain.plan.plan import ssh_settings
 from hvdtrain.remote.ssh import SshSettings
-from hvdtrain.spec.models import JobSpec
+
+if TYPE_CHECKING:
+    from hvdtrain.spec.models import JobSpec
 
 
 def make_request(
@@ -30,6 +32,8 @@ def make_request(
             raise UsageError("expected an absolute path, since it is one on the hosts", where=f"{name} {value}")
     if spec is None:
         return Request(SshSettings(), python or sys.executable, directory, paths, timeout_s=timeout_s)
+    from hvdtrain.plan.plan import ssh_settings
+
     directory = directory or str(spec.directory)
     files = tuple(str(Path(directory, word)) for word in (spec.command or ())[1:] if word.endswith(".py"))
     python = python or spec.python or sys.executable

@@ -38,8 +38,8 @@ SHAPES: dict[str, Any] = {
     "limits": dict.fromkeys(("nofile_soft", "memlock_soft_bytes", "cgroup_memory_limit_bytes"), int),
     "disks": {"paths": {EACH: _PATH}, "nvme": [{"name": str, "model": str, "size_bytes": int}]},
     "software": {
-        **dict.fromkeys(("python_version", "mpirun_version", "cuda_driver_version", "torch_cuda"), str),
-        **dict.fromkeys(("hvdtrain_version", "hvdtrain_sha256"), str),
+        **dict.fromkeys(("python_version", "mpirun_version", "cuda_driver_version"), str),
+        **dict.fromkeys(("torch_cuda", "tensorflow_cuda", "hvdtrain_version", "hvdtrain_sha256"), str),
         "python_asked_executable": bool,
         "packages": {EACH: str},
         "files": {EACH: {"exists": bool, "size_bytes": int, "sha256": str}},

@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvdtrain.errors import UsageError
 from hvdtrain.hosts.hostfile import parse_hosts, read_hostfile
 from hvdtrain.hosts.models import Host
 from hvdtrain.hosts.select import select
-from hvdtrain.spec.models import Hosts
+
+if TYPE_CHECKING:  # the spec's models take longer to load than all the rest, and some commands have no spec
+    from hvdtrain.spec.models import Hosts
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def resolve_hosts(
-    spec_hosts: Hosts,
+    spec_hosts: Hosts | None,
     *,
     hosts_option: str | None,
     hostfile_option: Path | None,
@@ -26,7 +29,7 @@ def resolve_hosts(
 ) -> tuple[Host, ...]:
     """Hosts in order: those of the flags, else of the spec, else this machine with ``default_slots``.
 
-    The flags' ``include`` and ``exclude`` add to the spec's.
+    The flags' ``include`` and ``exclude`` add to the spec's, if there is one.
 
     Raises:
         UsageError: both flags are given.
@@ -38,13 +41,15 @@ def resolve_hosts(
         hosts = parse_hosts([hosts_option], "--hosts")
     elif hostfile_option is not None:
         hosts = read_hostfile(hostfile_option)
-    elif spec_hosts.file is not None:
+    elif spec_hosts and spec_hosts.file is not None:
         hosts = read_hostfile(spec_hosts.file)
-    elif spec_hosts.list:
+    elif spec_hosts and spec_hosts.list:
         hosts = parse_hosts(spec_hosts.list, "hosts.list")
     else:
         hosts = (Host("localhost", default_slots),)
-    return select(hosts, (*spec_hosts.include, *include), (*spec_hosts.exclude, *exclude))
+    if spec_hosts:
+        include, exclude = (*spec_hosts.include, *include), (*spec_hosts.exclude, *exclude)
+    return select(hosts, include, exclude)
 
 
 def default_slots() -> int:

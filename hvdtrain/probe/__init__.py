@@ -15,7 +15,7 @@ that failed is absent and named in ``errors``. Units are in the names.
     mem_total_bytes, mem_available_bytes, swap_total_bytes, swap_free_bytes: int.
     hugepages_total, hugepage_size_bytes: int.
     ecc_controllers: int, memory controllers that count errors; ecc_corrected, ecc_uncorrected: int, None without one.
-    clock_synchronised: bool, None if unknown; clock_error_s: float, the kernel's own bound of it. time_unix_s: float.
+    time_unix_s: float.
 ``limits`` (`limits.collect`)
     nofile_soft, nofile_hard (files), memlock_soft_bytes, memlock_hard_bytes, nproc_soft, nproc_hard (processes),
     core_soft_bytes, core_hard_bytes: int, -1 for unlimited.
@@ -31,11 +31,11 @@ that failed is absent and named in ``errors``. Units are in the names.
     python_executable, python_version: str, of the Python that the probe runs in. python_asked: str or None;
     python_asked_executable: bool, None if none was asked for; python_asked_is_running: bool.
     packages: {name in lower case with dashes: version} of those among `software.PACKAGES` (and ``nvidia-nccl-cu*``).
-    torch_cuda: str, None for a build without. tensorflow_cuda: str, likewise; tensorflow_cuda_build: bool.
+    torch_cuda, tensorflow_cuda: str, None for a build without.
     horovod: None, or {version: str, frameworks: {name: version it was compiled against or None}, controllers: list of
     ``gloo``, ``mpi``, nccl: bool, record: dict or None, hvdtrain's own record of the build}.
     hvdtrain_version: str or None. hvdtrain_sha256: str, over its sources' names and contents; None if not installed.
-    mpirun, mpirun_version: str (path; such as ``Open MPI 4.1.4``). nvcc, nvcc_version: str. cuda_driver_version: str.
+    mpirun, mpirun_version: str (path; such as ``Open MPI 4.1.4``). cuda_driver_version: str.
     horovodrun, ssh, ib_write_bw, dcgmi, nvidia_smi: str, the path or None.
     files: {path as asked: {exists: bool, size_bytes: int, sha256: str}}.
 ``gpus`` (`gpus.collect`)

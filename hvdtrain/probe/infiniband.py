@@ -11,7 +11,8 @@
 ``distances``: {HCA: {GPU's PCI address: ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS``}}, as ``nvidia-smi topo`` says.
 ``gpu_direct``: str, what lets an HCA reach a GPU's memory: ``nvidia_peermem``, ``nv_peer_mem`` or ``dma-buf``; or None.
 ``memlock_soft_bytes``: int, memory that a process may pin; -1 for unlimited; None if unknown.
-``open_mpi``: None, or {version: str, pml, btl, mtl: list of str (components), ipv6: bool or None}.
+``open_mpi``: None, or {version: str, pml, btl, mtl: list of str (components), ipv6: bool}; version and ipv6 are None
+    where neither an adapter nor an IPv6 address makes them matter.
 ``nccl_ofi``: str, path of the plugin that NCCL needs for libfabric (EFA), or None.
 """
 
@@ -20,15 +21,21 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.probe.network import PCI_ADDRESS
-from hvdtrain.probe.reading import integer, output, text, to_integer
+from hvdtrain.probe.reading import integer, output, text, to_integer, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
+    from typing import Any
 
 _COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_rcv_remote_physical_errors",
              "port_xmit_discards", "local_link_integrity_errors", "excessive_buffer_overrun_errors")  # fmt: skip
 _HW_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated")
 _OMPI_INFO_TIMEOUT_S = 5.0
+_KINDS = ("pml", "btl", "mtl")
+# Below the folder that Open MPI is installed in; the second is Debian's.
+_COMPONENT_FOLDERS = ("lib*/openmpi*", "lib/*/openmpi/lib/openmpi*")
 # Where AWS's installers put the plugin; the others are the library path's.
 _OFI_FOLDERS = ("opt/amazon/ofi-nccl/lib", "opt/amazon/ofi-nccl/lib64", "opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
                 "opt/aws-ofi-nccl/lib", "opt/aws-ofi-nccl/install/lib", "usr/local/lib", "usr/lib/x86_64-linux-gnu",
@@ -51,7 +58,7 @@ def collect(root: Path = Path("/")) -> dict[str, Any]:
         "distances": _distances(root, hcas, gpus),
         "gpu_direct": _gpu_direct(root) if gpus else None,
         "memlock_soft_bytes": _memlock(root),
-        "open_mpi": _open_mpi(root),
+        "open_mpi": _open_mpi(root, bool(hcas)),
         "nccl_ofi": _nccl_ofi(root),
     }
 
@@ -193,7 +200,15 @@ def _memlock(root: Path) -> int | None:
     return -1 if found.group(1) == "unlimited" else to_integer(found.group(1))
 
 
-def _open_mpi(root: Path) -> dict[str, Any] | None:
+def _open_mpi(root: Path, has_adapters: bool) -> dict[str, Any] | None:
+    """From its own report; from its components' files where those are all that can matter.
+
+    The report takes longer than everything else here together, and of many hosts that is all the time there is.
+    """
+    if not has_adapters and not _has_ipv6(root):
+        components = _component_files(root)
+        if components["pml"] and components["btl"]:
+            return {"version": None, "ipv6": None, **components}
     if root == Path("/"):
         told, _ = output(["ompi_info", "--parsable"], _OMPI_INFO_TIMEOUT_S)
     else:
@@ -202,12 +217,27 @@ def _open_mpi(root: Path) -> dict[str, Any] | None:
         return None
     version = re.search(r"^ompi:version:full:(.*)$", told, re.MULTILINE)
     ipv6 = re.search(r"^options:ipv6:(\w+)$", told, re.MULTILINE)
-    components: dict[str, list[str]] = {"pml": [], "btl": [], "mtl": []}
-    for framework, name in re.findall(r"^mca:(pml|btl|mtl):([^:]+):version:", told, re.MULTILINE):
-        if name not in components[framework]:
-            components[framework].append(name)
+    found = re.findall(r"^mca:(pml|btl|mtl):([^:]+):version:", told, re.MULTILINE)
     return {"version": version.group(1).strip() if version else None, "ipv6": ipv6.group(1) == "yes" if ipv6 else None,
-            **{framework: sorted(names) for framework, names in components.items()}}  # fmt: skip
+            **{kind: sorted({name for other, name in found if other == kind}) for kind in _KINDS}}  # fmt: skip
+
+
+def _component_files(root: Path) -> dict[str, list[str]]:
+    """Components of the Open MPI on PATH, which are files of their own unless they were built in."""
+    mpirun = which("mpirun") if root == Path("/") else str(root / "usr/bin/mpirun")
+    prefix = Path(os.path.realpath(mpirun)).parents[1] if mpirun else root / "none"
+    found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
+    for folder in (place for pattern in _COMPONENT_FOLDERS for place in prefix.glob(pattern)):
+        for path in folder.glob("mca_*.so"):
+            kind, _, component = path.name[len("mca_") :].partition("_")
+            if kind in found:
+                found[kind].append(component[: -len(".so")])
+    return {kind: sorted(set(names)) for kind, names in found.items()}
+
+
+def _has_ipv6(root: Path) -> bool:
+    """Whether an address of IPv6 may be reached from elsewhere: its scope is global (0)."""
+    return any(line.split()[3] == "00" for line in (text(root / "proc/net/if_inet6") or "").splitlines())
 
 
 def _nccl_ofi(root: Path) -> str | None:

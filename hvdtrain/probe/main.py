@@ -22,7 +22,10 @@ import queue
 import sys
 import threading
 import time
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
+    from typing import Any
 
 SECTIONS = ("system", "limits", "disks", "software", "gpus", "network", "infiniband")
 # What a section takes from the request, beside the root.

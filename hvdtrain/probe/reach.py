@@ -15,7 +15,10 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
+    from typing import Any
 
 _IDENTITY = os.urandom(16).hex()
 _NONCE_BYTES = 16

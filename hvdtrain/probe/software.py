@@ -7,12 +7,16 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.probe.reading import output, text, which
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
+    from typing import Any
 
 PACKAGES = ("hvdtrain", "horovod", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py",
             "protobuf", "pydantic")  # fmt: skip
@@ -41,7 +45,7 @@ def collect(root: Path = Path("/"), python: str | None = None, files: Iterable[s
         **_pythons(python),
         "packages": {name: version for name, (version, _) in sorted(found.items()) if _is_wanted(name)},
         "torch_cuda": _torch_cuda(folders.get("torch")),
-        **_tensorflow_cuda(folders.get("tensorflow") or folders.get("tensorflow-cpu")),
+        "tensorflow_cuda": _tensorflow_cuda(folders.get("tensorflow") or folders.get("tensorflow-cpu")),
         "horovod": _horovod(*found["horovod"]) if "horovod" in found else None,
         "hvdtrain_version": found["hvdtrain"][0] if "hvdtrain" in found else None,
         "hvdtrain_sha256": _hvdtrain_hash(folders.get("hvdtrain")),
@@ -54,9 +58,16 @@ def collect(root: Path = Path("/"), python: str | None = None, files: Iterable[s
 def sources_hash(package: Path) -> str:
     """SHA-256 over the names and contents of a package's Python files."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode())
+    names: list[str] = []
+    # Without pathlib, which takes as long for each file as all the rest.
+    for folder, folders, files in os.walk(package):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        inner = os.path.relpath(folder, package)
+        names += [name if inner == "." else f"{inner}/{name}" for name in files if name.endswith(".py")]
+    for name in sorted(names):
+        with open(f"{package}/{name}", "rb") as file:  # noqa: PTH123
+            content = file.read()
+        digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
 
@@ -122,19 +133,11 @@ def _torch_cuda(folder: Path | None) -> str | None:
     return None
 
 
-def _tensorflow_cuda(folder: Path | None) -> dict[str, Any]:
-    facts: dict[str, Any] = {"tensorflow_cuda": None, "tensorflow_cuda_build": None}
+def _tensorflow_cuda(folder: Path | None) -> str | None:
+    """From the file that its build writes: ``("cuda_version", "12.5.1")``."""
     written = text(folder / "tensorflow/python/platform/build_info.py") if folder else None
-    if written is None:
-        return facts
-    for node in ast.walk(ast.parse(written)):
-        if isinstance(node, ast.Tuple) and len(node.elts) == 2 and isinstance(node.elts[0], ast.Constant):
-            name, value = node.elts[0].value, getattr(node.elts[1], "value", None)
-            if name == "is_cuda_build":
-                facts["tensorflow_cuda_build"] = bool(value)
-            elif name == "cuda_version":
-                facts["tensorflow_cuda"] = str(value)
-    return facts
+    found = re.search(r"""["']cuda_version["'],\s*["']([^"']+)["']""", written or "")
+    return found.group(1) if found else None
 
 
 def _horovod(version: str, folder: Path) -> dict[str, Any]:
@@ -215,9 +218,8 @@ def _tools() -> dict[str, Any]:
     beside = Path(sys.executable).parent / "horovodrun"
     if beside.is_file():
         found["horovodrun"] = str(beside)
-    mpirun, nvcc = which("mpirun"), which("nvcc")
-    return {**found, "mpirun": mpirun, "mpirun_version": _mpi_version(mpirun), "nvcc": nvcc,
-            "nvcc_version": _nvcc_version(nvcc)}  # fmt: skip
+    mpirun = which("mpirun")
+    return {**found, "mpirun": mpirun, "mpirun_version": _mpi_version(mpirun)}
 
 
 def _mpi_version(mpirun: str | None) -> str | None:
@@ -226,18 +228,6 @@ def _mpi_version(mpirun: str | None) -> str | None:
     first = (said or "").partition("\n")[0]
     name, mark, version = first.partition("(Open MPI) ")
     return f"Open MPI {version}" if mark and name.startswith("mpirun") else first[:200] or None
-
-
-def _nvcc_version(nvcc: str | None) -> str | None:
-    if nvcc is None:
-        return None
-    try:
-        described = json.loads(text(Path(os.path.realpath(nvcc)).parents[1] / "version.json") or "")
-        return str(described["nvcc"]["version"])
-    except (ValueError, KeyError, TypeError, IndexError):
-        said, _ = output([nvcc, "--version"], _TOOL_TIMEOUT_S)
-        _, mark, rest = (said or "").partition(", V")
-        return rest.split()[0] if mark and rest.split() else None
 
 
 def _driver_version(root: Path) -> str | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pwd
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.probe.reading import integer, text, to_integer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
+    from typing import Any
 
 _THREAD_FOLDERS = "sys/devices/system/cpu"
 
@@ -24,7 +26,7 @@ def collect(root: Path = Path("/")) -> dict[str, Any]:
         **_load(root),
         **_memory(root),
         **_ecc(root),
-        **_clock(),
+        "time_unix_s": time.time(),
     }
 
 
@@ -138,23 +140,3 @@ def _ecc(root: Path) -> dict[str, Any]:
 
     return {"ecc_controllers": len(controllers), "ecc_corrected": total("ce_count"),
             "ecc_uncorrected": total("ue_count")}  # fmt: skip
-
-
-def _clock() -> dict[str, Any]:
-    synchronised, error_s = None, None
-    with contextlib.suppress(ImportError, AttributeError, OSError):
-        synchronised, error_s = _kernel_clock()
-    return {"clock_synchronised": synchronised, "clock_error_s": error_s, "time_unix_s": time.time()}
-
-
-def _kernel_clock() -> tuple[bool | None, float | None]:
-    """Whether something keeps the kernel's clock right, as adjtimex(2) tells without any right to set it."""
-    import ctypes
-    import struct
-
-    state = ctypes.create_string_buffer(512)
-    if ctypes.CDLL(None, use_errno=True).adjtimex(state) < 0:
-        return None, None
-    # struct timex: modes, offset, freq, maxerror (microseconds), esterror, status; 0x40 is STA_UNSYNC.
-    _, _, _, maximum_us, _, status = struct.unpack_from("@IlllLi", state)
-    return not status & 0x40, maximum_us / 1e6

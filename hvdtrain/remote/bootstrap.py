@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import marshal
 import shlex
 import zlib
 from functools import cache
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 import hvdtrain
@@ -21,10 +23,10 @@ import sys
 if sys.version_info < (3, 8):
     sys.stderr.write("hvdtrain: %s is Python %s; 3.8 or newer is needed\\n" % (sys.executable, sys.version.split()[0]))
     sys.exit({OLD_PYTHON})
-import importlib.machinery, json, zlib
+import importlib.machinery, importlib._bootstrap_external as external, json, marshal, zlib
 class Sources:
-    def __init__(self, sources):
-        self.sources = sources
+    def __init__(self, sources, compiled):
+        self.sources, self.compiled = sources, compiled
     def find_spec(self, name, path=None, target=None):
         if name in self.sources:
             package = any(other.startswith(name + ".") for other in self.sources)
@@ -33,9 +35,13 @@ class Sources:
         return None
     def exec_module(self, module):
         name = module.__name__
-        exec(compile(self.sources[name], name.replace(".", "/") + ".py", "exec"), module.__dict__)
+        code = marshal.loads(self.compiled[name]) if self.compiled else None
+        exec(code or compile(self.sources[name], name.replace(".", "/") + ".py", "exec"), module.__dict__)
 stream = sys.stdin.buffer
-sys.meta_path.insert(0, Sources(json.loads(zlib.decompress(stream.read(int(stream.readline()))).decode())))
+piece = lambda: stream.read(int(stream.readline()))
+sources, magic, compiled = json.loads(zlib.decompress(piece()).decode()), piece(), piece()
+same = magic == external.MAGIC_NUMBER
+sys.meta_path.insert(0, Sources(sources, marshal.loads(zlib.decompress(compiled)) if same else None))
 from hvdtrain.probe.main import main
 main()
 """.encode()
@@ -58,11 +64,17 @@ def probe_command(python: str | None = None) -> str:
 
 @cache
 def probe_sources() -> bytes:
-    """What the command reads before the first request."""
+    """What the command reads before the first request: each module's source, and its code for this very Python.
+
+    A host with the same Python, as a job's hosts have, needn't compile it.
+    """
     package = Path(hvdtrain.__file__).parent
     sources = {"hvdtrain": ""}
     for path in sorted((package / "probe").glob("*.py")):
         name = "hvdtrain.probe" if path.stem == "__init__" else f"hvdtrain.probe.{path.stem}"
         sources[name] = path.read_text(encoding="utf-8")
-    packed = zlib.compress(json.dumps(sources).encode(), 9)
-    return b"%d\n%s%d\n%s" % (len(_SECOND), _SECOND, len(packed), packed)
+    compiled = {
+        name: marshal.dumps(compile(source, name.replace(".", "/") + ".py", "exec")) for name, source in sources.items()
+    }
+    packed = [zlib.compress(json.dumps(sources).encode(), 9), MAGIC_NUMBER, zlib.compress(marshal.dumps(compiled), 9)]
+    return b"".join(b"%d\n%s" % (len(piece), piece) for piece in (_SECOND, *packed))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import glob
+import os
+import pwd
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hvdtrain.hosts.models import Host
 
@@ -13,6 +17,8 @@ SSH_FAILED = 255
 _CONNECT_TIMEOUT_S = 10
 # A connection whose other end is silent for so long is given up (ssh_config(5)): 3 times 5 seconds.
 _ALIVE_INTERVAL_S, _ALIVE_COUNT = 5, 3
+_SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
+_MAX_INCLUDES = 16  # ssh's own limit of depth
 _NO_FORWARDINGS = "ClearAllForwardings=yes"
 
 
@@ -53,6 +59,41 @@ def ssh_command(host: Host, settings: SshSettings, command: str) -> list[str]:
         argv += ["-l", user]
     # A name that begins with a dash would be an option.
     return [*argv, "--", host.name, command]
+
+
+def mentions_host_key_checks(config: str | None) -> bool:
+    """Whether the user's ssh configuration says anything of checking host keys, for whichever hosts.
+
+    Only then it has to be asked for each of them (``ssh -G``), which for many hosts takes seconds.
+
+    Args:
+        config: in the place of the user's own and the system's.
+    """
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh"
+    files = [Path(config)] if config else [home / "config", _SYSTEM_CONFIG]
+    return any(_mentions(file, _SYSTEM_CONFIG.parent if file == _SYSTEM_CONFIG else home) for file in files)
+
+
+def _mentions(file: Path, folder: Path, depth: int = 0) -> bool:
+    """Also of the files that it includes; relative names count from ``folder`` (ssh_config(5))."""
+    try:
+        lines = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for line in lines:
+        keyword, *names = re.split(r"[\s=]+", line.strip())
+        if keyword.lower() == "stricthostkeychecking":
+            return True
+        if keyword.lower() != "include":
+            continue
+        if depth >= _MAX_INCLUDES or any(set(name) & set("%$\"'\\") for name in names):
+            # It can't be told what ssh would read.
+            return True
+        for name in names:
+            pattern = str(folder / Path(name).expanduser())
+            if any(_mentions(Path(found), folder, depth + 1) for found in glob.glob(pattern)):  # noqa: PTH207
+                return True
+    return False
 
 
 def tunnel(argv: Sequence[str], port: int) -> list[str]:

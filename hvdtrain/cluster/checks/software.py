@@ -20,6 +20,7 @@ def check(evidence: Evidence) -> list[Finding]:
         ("mpi", "software", "mpirun_version", "install {value} there"),
         ("cuda-driver", "software", "cuda_driver_version", "install the driver with CUDA {value} there"),
         ("torch-cuda", "software", "torch_cuda", "install the PyTorch build for CUDA {value} there"),
+        ("tensorflow-cuda", "software", "tensorflow_cuda", "install the TensorFlow build for CUDA {value} there"),
     ):
         values = {host: evidence.value(host, section, key) for host in evidence.reached}
         findings += equal(evidence, "software", name, values, fix)
