@@ -168,6 +168,23 @@ def test_host_key_checks_turned_off() -> None:
     assert only_the_victim(found)
 
 
+def test_a_profile_of_good_hosts_names_the_one_that_is_worse(tmp_path: Path) -> None:
+    profile = tmp_path / "good.yaml"
+    with three_and_a_launcher() as (cluster, victim):
+        assert validated(cluster, "--write-profile", str(profile))["ok"]
+        assert {
+            host for _, check, host in blamed(validated(cluster, "--profile", str(profile))) if check != "load"
+        } == set()
+        # More than quick itself asks for, and less than the hosts had.
+        victim.run(["prlimit", "--pid", str(victim.sshd.pid), "--nofile=2048:2048"])
+        report = validated(cluster, "--profile", str(profile), "--write-profile", str(tmp_path / "bad.yaml"))
+        fewer = validated(cluster, "--profile", str(profile), hosts="h[2,4]")
+    assert report["profile"] == "good"
+    assert {found for found in blamed(report) if found[1] != "load"} == {("fail", "limits.open_files", VICTIM)}
+    assert not (tmp_path / "bad.yaml").exists()
+    assert {(status, check) for status, check, _ in blamed(fewer) if check != "load"} == {("fail", "hosts")}
+
+
 def test_what_changed_since_is_told(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     with three_and_a_launcher() as (cluster, victim):

@@ -25,7 +25,7 @@ _STALE_S = 2.0
 _TELLING = ("worker_lost", "attempt_failed", "ended")
 # A job is slowed when its throughput is below the first part of what it was, and as fast as before above the second.
 # The supervisor's throughput is the average of half a minute: after so many seconds it shows what there is to see.
-_SLOWED, _FAST, _SLOW_WITHIN_S = 0.5, 0.8, 60.0
+_SLOWED, _FAST, _SLOW_WITHIN_S = 0.5, 0.8, 40.0
 
 
 @dataclass(frozen=True)
