@@ -71,7 +71,7 @@ def _pairs(count: int) -> list[list[list[int]]]:
         # A ring of an odd number of hosts needs a third round, for its last link.
         return [part for part in (neighbours[:-1:2], neighbours[1:-1:2], neighbours[-1:]) if part]
     place = {str(number): number for number in range(count)}
-    return [[[place[one], place[other]] for one, other in pairs] for pairs in rounds(list(place))]
+    return [[sorted((place[one], place[other])) for one, other in pairs] for pairs in rounds(list(place))]
 
 
 def _spec(evidence: Evidence, names: Sequence[str], per_host: int, question: dict[str, Any]) -> JobSpec:
