@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from real_processes import is_running, wait_until_gone
 
 from hvdtrain import contract
 from hvdtrain.cluster.allreduce import Allreduces, Links, Timing, Wrong, judge, ring_limit
@@ -21,6 +28,7 @@ from hvdtrain.tasks import collectives
 
 NAMES = tuple(f"h{number}" for number in range(1, 6))
 MIB = 1 << 20
+PATIENCE_S = 120
 
 
 def reduced(inside: dict[str, float] | None = None, pairs: dict[str, float] | None = None, over_all: float = 1.0,
@@ -157,8 +165,6 @@ def evidence(directory: Path, python: str) -> Evidence:
 
 @pytest.mark.processes
 def test_on_this_machine(tmp_path: Path) -> None:
-    import sys
-
     effort = Effort(1.0, 1, 1, 1.0, 1, 1.0, (1024, MIB), 0.1)
     found = reduce_on(evidence(tmp_path, sys.executable), ["localhost"], effort)
     assert found.error is None
@@ -169,8 +175,6 @@ def test_on_this_machine(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_job_that_cannot_start_says_why(tmp_path: Path) -> None:
-    import sys
-
     effort = Effort(1.0, 1, 1, 1.0, 1, 1.0, (1024,), 0.1)
     found = reduce_on(evidence(tmp_path / "gone", sys.executable), ["localhost"], effort)
     assert found.error is not None
@@ -191,3 +195,34 @@ def test_how_many_ranks_a_host_gets(counts: tuple[int, ...], all_gpus: bool, exp
     facts = {f"h{number}": {"gpus": {"count": count}} for number, count in enumerate(counts)}
     seen = Evidence(tuple(map(Host, facts)), Request(), facts, {})
     assert ranks_per_host(seen, list(facts), all_gpus=all_gpus) == expected
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    """Its descendants that live, some of which end while one looks."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [one for one in process.children(recursive=True) if is_running(one.pid) and one.cmdline()]
+    return []
+
+
+@pytest.mark.processes
+def test_a_validation_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM while Horovod's job runs: its processes and its folder go too."""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    argv = [sys.executable, "-m", "hvdtrain", "validate-cluster", "--hosts", "localhost", "--level", "standard"]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        assert any("allreduces of Horovod's own" in line for line in process.stderr)
+        whole = psutil.Process(process.pid)
+        # The ranks, whatever stands between them and the command.
+        while not any("hvdtrain.tasks.collectives" in " ".join(one.cmdline()) for one in family(whole)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        started = [one.pid for one in family(whole)]
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 143
+    wait_until_gone(started, 10)
+    assert list(tmp_path.glob("hvdtrain*")) == []

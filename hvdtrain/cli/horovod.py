@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.cli import options
 from hvdtrain.errors import ExitStatus
 
 
@@ -44,7 +44,7 @@ def build(frameworks: str, without_mpi: bool, sdist: Path | None, rebuild: bool,
     names = tuple(name.strip() for name in frameworks.split(",") if name.strip())
     if unknown := set(names) - {"torch", "tensorflow"}:
         raise click.BadParameter(f"unknown framework '{min(unknown)}'", param_hint="--with")
-    _end_tidily()
+    options.end_tidily()
     started = time.monotonic()
     horovod = run(Request(names, not without_mpi, sdist, rebuild), _Screen(verbose))
     parts = ", ".join([*horovod.frameworks, *horovod.controllers, *(["nccl"] if horovod.nccl else [])])
@@ -64,7 +64,7 @@ def check(output_format: str, run: bool) -> int:
     from hvdtrain.horovod.installed import installed
     from hvdtrain.horovod.toolchain import inspect_toolchain
 
-    _end_tidily()
+    options.end_tidily()
     findings = look(installed(), inspect_toolchain(), run=run)
     failed = any(finding.ok is False for finding in findings)
     if output_format == "json":
@@ -84,12 +84,6 @@ def check(output_format: str, run: bool) -> int:
         table.add_row(each.part, escape(each.built), escape(each.now), words[each.ok], escape(each.advice))
     Console().print(table)
     return ExitStatus.CHECK_FAILED if failed else ExitStatus.DONE
-
-
-def _end_tidily() -> None:
-    """Let SIGTERM and a closed terminal unwind, as Ctrl-C does, so that processes and temporary files go too."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 class _Screen:

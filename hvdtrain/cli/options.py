@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,3 +130,11 @@ def show_detached(run_directory: Path) -> None:
     click.echo(f"{run_directory.parent.name}/{run_directory.name} has begun")
     for words in ("logs -f", "status", "stop"):
         click.echo(f"  hvdtrain {words} {path}")
+
+
+def end_tidily() -> None:
+    """Let SIGTERM and a closed terminal unwind, as Ctrl-C does, so that processes and temporary files go too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup's commands go on without their terminal.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, _: sys.exit(128 + number))

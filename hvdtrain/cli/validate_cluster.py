@@ -73,6 +73,7 @@ def command(
     from hvdtrain.cluster.request import make_request
     from hvdtrain.hosts.resolve import default_slots, resolve_hosts
 
+    options.end_tidily()
     if job is None and hosts is None and hostfile is None:
         raise UsageError("no hosts are given", fix="give --hosts, --hostfile or a job spec")
     before = read_report(former) if former else None
