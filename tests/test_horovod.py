@@ -299,7 +299,7 @@ def test_check_of_what_does_not(versions: dict[str, str | None]) -> None:
     versions |= {"torch": "2.14.1", "tensorflow": "2.21.0"}
     found = verdicts(horovod(controllers=("mpi",)), toolchain(nccl=Tool(Path("/usr"), "2.27.3")))
     assert found["torch"] == (False, "built against another version: hvdtrain horovod build")
-    assert found["tensorflow"] == (False, "installed, but Horovod has no part for it: hvdtrain horovod build")
+    assert found["tensorflow"] == (None, "to use it with Horovod: hvdtrain horovod build")
     assert found["gloo"] == (False, "hvdtrain horovod build")
     assert found["nccl"] == (False, "GPUs would reduce over the CPU: hvdtrain horovod build")
     record = {"python": "3.11", "mpi": "Open MPI 4.0.3", "frameworks": {}}

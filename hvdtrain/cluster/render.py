@@ -106,6 +106,8 @@ def _summary(report: Report) -> str:
     hosts = f"{total} host{'s' if total != 1 else ''}"
     counts = report.counts()
     rest = ", ".join(f"{counts[status]} {status}" for status in ("ok", "warn", "fail", "skip") if counts[status])
-    verdict = f"{len(failing)} of {hosts} failed: {fold(failing)}" if failing else f"{hosts} fit"
+    verdict = f"{hosts} fit"
+    if failing:
+        verdict = f"{len(failing)} of {hosts} failed: {fold(failing)}" if total > 1 else f"{fold(failing)} failed"
     profile = f", profile {report.profile}" if report.profile else ""
     return f"{verdict} ({rest}; level {report.level}{profile}, {report.duration_s:.1f} s)"

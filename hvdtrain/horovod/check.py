@@ -49,7 +49,8 @@ def _framework(horovod: Installed, name: str) -> Finding:
     now = framework_version(name) or ""
     if name not in horovod.frameworks:
         if now:
-            return Finding(name, "", now, False, f"installed, but Horovod has no part for it: {REBUILD}")
+            # It may have been left out on purpose (build --with).
+            return Finding(name, "", now, None, f"to use it with Horovod: {REBUILD}")
         return Finding(name, "", "", None, "not installed")
     built = horovod.frameworks[name] or "unknown version"
     if not now:

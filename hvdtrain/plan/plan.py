@@ -325,9 +325,10 @@ def _elastic_arguments(elastic: ElasticPlan, run_directory: Path) -> tuple[str, 
 
 def _placement_reason(spec: JobSpec, hosts: Sequence[Host], used: Sequence[tuple[Host, int]], processes: int) -> str:
     slots = sum(host.slots for host in hosts)
-    source = "one for every slot" if spec.processes is None else f"of {slots} slots"
+    counted = f"{slots} slot{'s' if slots != 1 else ''}"
+    source = "one for every slot" if spec.processes is None else f"of {counted}"
     if processes > slots:
-        source = f"on {slots} slots, oversubscribed as the job spec allows"
+        source = f"on {counted}, oversubscribed as the job spec allows"
     where = ", ".join(f"{count} on {host.name}" for host, count in used)
     return f"{processes} {'process' if processes == 1 else 'processes'}, {source}: {where}"
 
