@@ -19,10 +19,12 @@ import pytest
 from real_processes import is_running, wait_until_gone
 
 from hvdtrain import contract
+from hvdtrain.cli.validate_cluster import command
 from hvdtrain.cluster.allreduce import Allreduces, Links, Timing, Wrong, judge, ring_limit
-from hvdtrain.cluster.collectives import ranks_per_host, reduce_on
+from hvdtrain.cluster.collectives import _error, ranks_per_host, reduce_on
 from hvdtrain.cluster.effort import Effort
 from hvdtrain.cluster.models import Evidence, Finding, Request
+from hvdtrain.errors import UsageError
 from hvdtrain.hosts.models import Host
 from hvdtrain.tasks import collectives
 
@@ -226,3 +228,31 @@ def test_a_validation_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode == 143
     wait_until_gone(started, 10)
     assert list(tmp_path.glob("hvdtrain*")) == []
+
+
+def test_why_a_job_failed(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.write_text("hvdtrain: looking\nerror: h2: no\n  fix: go\n")
+    assert _error(0, tmp_path, output) is None
+    assert _error(3, None, output) == ("Horovod's allreduce couldn't be started: error: h2: no; fix: go", None)
+    record = {"rank": 1, "host": "h2", "kind": "signal", "diagnosis": None, "exception": None}
+    (tmp_path / contract.FAILURE_FILE).write_text(json.dumps(record))
+    assert _error(5, tmp_path, output) == ("Horovod's allreduce failed on rank 1: signal", "h2")
+    (tmp_path / contract.FAILURE_FILE).write_text("{")
+    assert _error(5, tmp_path, output) == ("Horovod's allreduce couldn't be started: error: h2: no; fix: go", None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--output", "/dev/full"],
+        ["--output", "{folder}/none/report"],
+        ["--write-profile", "{folder}"],
+        ["--output", "{folder}/same", "--write-profile", "{folder}/same"],
+    ],
+)
+def test_files_that_cannot_be_written_are_told_before_the_work(tmp_path: Path, options: list[str]) -> None:
+    argv = ["--hosts", "no-such-host", *(word.format(folder=tmp_path) for word in options)]
+    with pytest.raises(UsageError):
+        command.main(argv, standalone_mode=False)
+    assert list(tmp_path.iterdir()) == []

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--directory", metavar="PATH", help="Working directory that must be there. Default: the job's.")
 @click.option("--path", "paths", metavar="PATH", multiple=True, help="A data path that must be there.")
 @click.option(
-    "--timeout", "timeout_s", metavar="SECONDS", type=click.FloatRange(min=1), default=30.0, show_default=True
+    "--timeout", "timeout_s", metavar="SECONDS", type=click.FloatRange(1, 3600), default=30.0, show_default=True
 )
 @click.option("--output", type=click.Path(path_type=Path), callback=options.expanded, help="Keep the report here.")
 @click.option("--compare", "former", type=click.Path(path_type=Path), help="Show what changed since a kept report.")
@@ -76,6 +76,7 @@ def command(
     options.end_tidily()
     if job is None and hosts is None and hostfile is None:
         raise UsageError("no hosts are given", fix="give --hosts, --hostfile or a job spec")
+    _check_files(profile_file, output, new_profile)
     before = read_report(former) if former else None
     profile = None
     if profile_file:
@@ -124,6 +125,22 @@ def command(
 
         write_profile(looked, new_profile)
     return ExitStatus.CHECK_FAILED if report.failed else ExitStatus.DONE
+
+
+def _check_files(profile: Path | None, output: Path | None, new_profile: Path | None) -> None:
+    """Find what can't be written before all the work, and what would be lost by it.
+
+    Raises:
+        UsageError: a file stands for two things, or is none that can be replaced.
+    """
+    written = {"--output": output, "--write-profile": new_profile}
+    if output and new_profile and output.resolve() == new_profile.resolve():
+        raise UsageError("--output and --write-profile name the same file", where=str(output), fix="give two files")
+    if profile and new_profile and profile.resolve() == new_profile.resolve():
+        raise UsageError("--write-profile would replace the --profile", where=str(profile), fix="write another file")
+    for option, path in written.items():
+        if path and (not path.name or (path.exists() and not path.is_file()) or not path.parent.is_dir()):
+            raise UsageError("this can't be a file to write", where=f"{option} {path}", fix="name a file in a folder")
 
 
 def _progress() -> Progress:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _ALL_PAIRS = 8
 # Starting, imports on busy machines, and a slow link.
 _START_S, _PER_STAGE_S = 120.0, 20.0
 _STOP_S = 40.0
+_LONGEST = 400
 
 
 def reduce_on(evidence: Evidence, hosts: Sequence[str], effort: Effort) -> Allreduces:
@@ -135,16 +137,15 @@ def _end(launch: subprocess.Popen[bytes]) -> None:
 
 
 def _lines(run: Path) -> list[dict[str, Any]]:
-    """What the ranks told; a line that is none of theirs is passed over."""
-
-    def told() -> Iterator[dict[str, Any]]:
-        for log in sorted(run.glob(f"{contract.LOGS}/attempt-*/rank-*.log")):
-            for line in log.read_text(errors="replace").splitlines():
-                _, mark, text = line.partition(contract.COLLECTIVE_MARK)
+    """What the ranks told; a line that was cut is passed over."""
+    found = []
+    for log in sorted(run.glob(f"{contract.LOGS}/attempt-*/rank-*.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            _, mark, text = line.partition(contract.COLLECTIVE_MARK)
+            with contextlib.suppress(ValueError):
                 if mark:
-                    yield json.loads(text)
-
-    return list(told())
+                    found.append(json.loads(text))
+    return found
 
 
 def _timing(line: dict[str, Any], names: Sequence[str]) -> Timing:
@@ -162,9 +163,13 @@ def _error(status: int, run: Path | None, output: Path) -> tuple[str, str | None
         return None
     try:
         failure = json.loads((run / contract.FAILURE_FILE).read_text()) if run else None
-    except OSError:
+    except (OSError, ValueError):
         failure = None
     if failure:
-        return f"Horovod's allreduce failed: {failure['summary']}", failure.get("host")
-    last = [line for line in output.read_text(errors="replace").splitlines() if line.strip()][-2:]
-    return f"Horovod's allreduce couldn't be started: {' '.join(last)[:400]}", None
+        why = (
+            failure.get("diagnosis") or failure.get("exception") or failure.get("kind") or "for no reason that is known"
+        )
+        rank = f" on rank {failure['rank']}" if failure.get("rank") is not None else ""
+        return f"Horovod's allreduce failed{rank}: {why}"[:_LONGEST], failure.get("host")
+    last = [line.strip() for line in output.read_text(errors="replace").splitlines() if line.strip()][-2:]
+    return f"Horovod's allreduce couldn't be started: {'; '.join(last)}"[:_LONGEST], None

@@ -44,6 +44,8 @@ def write_own(path: Path, text: str, what: str, option: str) -> None:
     Raises:
         StartError: it can't be written.
     """
+    # The file that a link stands for, not the link.
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
