@@ -117,13 +117,13 @@ import time; time.sleep(1000)
 # --- hangs -----------------------------------------------------------------------------------------------------------
 
 STOPS_ITSELF = """
-import os, signal
+import os, signal, time
 import horovod.torch as hvd, torch
 hvd.init()
 def wait_here():
-    # Its stack is asked for by a signal, which wakes it first.
-    while True:
-        os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    # It is woken to show its stack.
+    time.sleep(1000)
 for step in range(1000):
     if step == 3 and hvd.rank() == 1:
         wait_here()
