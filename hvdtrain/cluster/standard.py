@@ -71,10 +71,14 @@ def measured_level(
         with Session(commands, probe_sources()) as session:
             measured = measure(session, names, network, request, effort, progress)
             others = more(session, measured, evidence, progress)
-        together = [host for host in (network.chosen.per_host if network else names[:1]) if host not in measured.lost]
-        progress.tell(f"allreduces of Horovod's own on {len(together)} host{'s' if len(together) != 1 else ''}")
-        measured.allreduces = reduce_on(evidence, together, effort)
-        gpus = gpu_speed.judge(measured.allreduces.gpus) if effort.gpu_s else ()
+        # One job takes all of them: a host on which it can't start would fail the others.
+        unfit = {*measured.lost, *looked.report.failing_hosts()}
+        together = [host for host in (network.chosen.per_host if network else names[:1]) if host not in unfit]
+        gpus: tuple[Finding, ...] = ()
+        if together:
+            progress.tell(f"allreduces of Horovod's own on {len(together)} host{'s' if len(together) != 1 else ''}")
+            measured.allreduces = reduce_on(evidence, together, effort)
+            gpus = gpu_speed.judge(measured.allreduces.gpus) if effort.gpu_s else ()
         findings = (*findings, *judge(measured), *gpus, *others)
     report = Report(began, time.monotonic() - started, level, evidence.names, findings,
                     measurements=measured.to_json() if measured else None)  # fmt: skip
