@@ -21,7 +21,7 @@ from real_processes import is_running, wait_until_gone
 from hvdtrain import contract
 from hvdtrain.cli.validate_cluster import command
 from hvdtrain.cluster.allreduce import Allreduces, Links, Timing, Wrong, judge, ring_limit
-from hvdtrain.cluster.collectives import _error, ranks_per_host, reduce_on
+from hvdtrain.cluster.collectives import _error, _pairs, ranks_per_host, reduce_on
 from hvdtrain.cluster.effort import Effort
 from hvdtrain.cluster.models import Evidence, Finding, Request
 from hvdtrain.errors import UsageError
@@ -151,8 +151,6 @@ def test_every_element_of_a_sum_is_checked(capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_who_is_paired_when(count: int, rounds: list[Any]) -> None:
-    from hvdtrain.cluster.collectives import _pairs
-
     found = _pairs(count)
     assert found == rounds
     for pairs in found:

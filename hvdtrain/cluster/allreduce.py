@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.cluster.bandwidth import Pair, analyse, outliers
+from hvdtrain.cluster.bandwidth import Pair, analyse, outliers, ring
 from hvdtrain.cluster.groups import fold
 from hvdtrain.cluster.models import Finding
 from hvdtrain.cluster.units import duration, rate
@@ -174,8 +174,7 @@ def _below_links(reduced: Allreduces, links: Links) -> Finding | None:
 
 def ring_limit(hosts: Sequence[str], bit_per_s: Mapping[Pair, float]) -> float | None:
     """The slowest link of the ring that crosses the hosts in their order; None where some link isn't known."""
-    ring = [(one, other) for one, other in zip(hosts, (*hosts[1:], *hosts[:1]), strict=True) if one != other]
-    rates = [bit_per_s.get(pair) for pair in ring]
+    rates = [bit_per_s.get(pair) for pair in ring(hosts)]
     known = [rate for rate in rates if rate is not None]
     return min(known) if known and len(known) == len(rates) else None
 

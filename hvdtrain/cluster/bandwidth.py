@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, TypeVar
 
 Pair = tuple[str, str]
 # (sender, receiver) -> bit/s.
 Matrix = Mapping[Pair, float]
+_Name = TypeVar("_Name")
 Direction = Literal["both", "out", "in"]
 
 # Slower than this part of what the others have is slow, if it is also outside of their own spread: so many times their
@@ -300,6 +301,11 @@ def _only_link(matrix: Matrix) -> tuple[SlowLink, ...]:
 
 
 # --- the order of a ring -----------------------------------------------------------------------------------------
+
+
+def ring(hosts: Sequence[_Name]) -> list[tuple[_Name, _Name]]:
+    """Each with the next one, and the last with the first; a single host has no ring."""
+    return list(zip(hosts, [*hosts[1:], hosts[0]], strict=True)) if len(hosts) > 1 else []
 
 
 def rank_order(hosts: Sequence[str], matrix: Matrix) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from hvdtrain import contract
 from hvdtrain.cluster.allreduce import Allreduces, Timing, Wrong
-from hvdtrain.cluster.bandwidth import rounds
+from hvdtrain.cluster.bandwidth import ring, rounds
 from hvdtrain.cluster.effort import Effort
 from hvdtrain.cluster.models import Evidence
 from hvdtrain.hosts.models import Host
@@ -69,7 +69,7 @@ def _pairs(count: int) -> list[list[list[int]]]:
     if count < 3:
         return []
     if count > _ALL_PAIRS:
-        neighbours = [[place, (place + 1) % count] for place in range(count)]
+        neighbours = [list(pair) for pair in ring(range(count))]
         # A ring of an odd number of hosts needs a third round, for its last link.
         return [part for part in (neighbours[:-1:2], neighbours[1:-1:2], neighbours[-1:]) if part]
     place = {str(number): number for number in range(count)}

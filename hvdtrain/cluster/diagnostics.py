@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from hvdtrain.cluster.bandwidth import ring
 from hvdtrain.cluster.checks.common import Verdict, by_host
 from hvdtrain.cluster.dcgm import judge_dcgm
 from hvdtrain.cluster.models import Evidence, Finding
@@ -202,7 +203,7 @@ def _ports(fabric: HostFabric, chosen: ChosenNetwork) -> _Rails:
 
 def _ring(hosts: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Each host sends to the next one, in two rounds, or three for an odd number; none is in two pairs of a round."""
-    pairs = list(zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    pairs = ring(hosts)
     last = [pairs.pop()] if len(pairs) % 2 else []
     return [found for found in (pairs[::2], pairs[1::2], last) if found]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from hvdtrain.cluster.models import Finding
 from hvdtrain.cluster.profiles.checks import words_match
-from hvdtrain.cluster.units import bytes_rate
+from hvdtrain.cluster.units import bytes_rate, flops
 
 _OF_MODEL, _OF_FELLOWS = 0.6, 0.7
 # Cards of 70 to 150 W can't hold their tensor cores' peak for longer than a moment; how much they hold is an estimate.
@@ -100,11 +100,6 @@ class _Gpu:
     number: int
     model: str
     speeds: Mapping[str, float]
-
-
-def flops(flop_per_s: float) -> str:
-    """FLOP/s as people read them."""
-    return f"{flop_per_s / 1e12:.3g} TFLOP/s"
 
 
 _CHECKS = (

@@ -18,3 +18,8 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def flops(flop_per_s: float) -> str:
+    """FLOP/s as people read them."""
+    return f"{flop_per_s / 1e12:.3g} TFLOP/s"

@@ -7,11 +7,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import integer, text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 _SECTOR_BYTES = 512
 _WRITTEN_BYTES = 4096

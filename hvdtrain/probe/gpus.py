@@ -6,11 +6,8 @@ import os
 import pwd
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import output, text, to_float, to_integer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 _TIMEOUT_S = 10.0
 _MIB = 1 << 20

@@ -22,12 +22,9 @@ import os
 import re
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.network import PCI_ADDRESS
 from hvdtrain.probe.reading import integer, output, text, to_integer, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 _COUNTERS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_rcv_remote_physical_errors",
              "port_xmit_discards", "local_link_integrity_errors", "excessive_buffer_overrun_errors")  # fmt: skip

@@ -23,9 +23,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
+from hvdtrain.probe.annotations import Any
 
 SECTIONS = ("system", "limits", "disks", "software", "gpus", "network", "infiniband")
 # What a section takes from the request, beside the root.

@@ -29,7 +29,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+
+from hvdtrain.probe.annotations import Any
 
 _CONTROL, _TO_SERVER, _TO_CLIENT = b"C", b"S", b"R"
 _PING, _NO_MORE = b"p", b"."

@@ -19,11 +19,8 @@ import socket
 import struct
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import integer, text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 

@@ -16,9 +16,7 @@ import socket
 import threading
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
+from hvdtrain.probe.annotations import Any
 
 _IDENTITY = os.urandom(16).hex()
 _NONCE_BYTES = 16

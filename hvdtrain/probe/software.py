@@ -12,11 +12,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import output, text, which
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 PACKAGES = ("hvdtrain", "horovod", "torch", "torchvision", "tensorflow", "tensorflow-cpu", "keras", "numpy", "mpi4py",
             "protobuf", "pydantic")  # fmt: skip

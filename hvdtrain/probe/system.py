@@ -8,11 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import integer, text, to_integer
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # loading typing takes as long as half of the sections do
-    from typing import Any
 
 _THREAD_FOLDERS = "sys/devices/system/cpu"
 

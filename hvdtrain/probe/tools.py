@@ -21,8 +21,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
+from hvdtrain.probe.annotations import Any
 from hvdtrain.probe.reading import which
 
 # What may be run; nothing of a command line comes from the request. DCGM's level 1 takes seconds and loads no GPU.
