@@ -196,8 +196,8 @@ def test_a_build_its_cache_and_its_checks(environment: Environment) -> None:
     status, found = environment.findings()
     assert found["torch"]["ok"] is True
     assert found["mpi"]["ok"] is None
-    has_tensorflow = found["tensorflow"]["now"] != ""
-    assert (status, found["tensorflow"]["ok"]) == ((1, False) if has_tensorflow else (0, None))
+    assert found["tensorflow"]["ok"] is None  # left out on purpose, if it is installed at all
+    assert status == 0
 
     # The same, found in the libraries, as for a Horovod that hvdtrain didn't build.
     record = environment.packages / "horovod" / "hvdtrain_build.py"
