@@ -22,7 +22,7 @@ from hvdtrain.train.backend import Backend
 from hvdtrain.train.checkpoints import Checkpoints
 from hvdtrain.train.options import Options
 from hvdtrain.train.saving import Saving
-from hvdtrain.train.settings import CheckpointSettings
+from hvdtrain.train.settings import CheckpointSettings, Settings
 from hvdtrain.train.state import State
 
 # Three layers of this width have 25 million parameters.
@@ -50,7 +50,7 @@ def torch_backend() -> Backend:
         def loss(self, model: Any, batch: Any) -> Any:
             return model(batch[0]).square().mean()
 
-    return Wide(Options()).backend(compression="none")
+    return Wide(Options()).backend(Settings())
 
 
 def keras_backend() -> Backend:
@@ -72,7 +72,7 @@ def keras_backend() -> Backend:
         def loss(self, model: Any, batch: Any, training: bool = True) -> Any:
             return keras.ops.mean(keras.ops.square(model(batch, training=training)))
 
-    return Wide(Options()).backend(compression="none")
+    return Wide(Options()).backend(Settings())
 
 
 class Measurement:
@@ -120,7 +120,15 @@ class Measurement:
     def _state(self) -> State:
         self._saves += 1
         return State(
-            step=self._saves, epoch=0, epoch_samples=0, train_samples=1, seed=0, size=1, task="wide:Wide", options={}
+            step=self._saves,
+            epoch=0,
+            epoch_samples=0,
+            train_samples=1,
+            seed=0,
+            size=1,
+            grid={},
+            task="wide:Wide",
+            options={},
         )
 
 

@@ -58,9 +58,9 @@ class Benchmark(Task):
         """Cross-entropy."""
         return functional.cross_entropy(model(batch[0]), batch[1])
 
-    def backend(self, *, compression: Any) -> KeptBackend:
+    def backend(self, settings: Settings) -> KeptBackend:
         """Keeps Horovod."""
-        return KeptBackend(self, compression=compression)
+        return KeptBackend(self, settings)
 
 
 def by_hvdtrain(name: str) -> float:

@@ -28,6 +28,8 @@ LOCAL_SIZE = "HVDTRAIN_LOCAL_SIZE"
 # Horovod's own, which differ from host to host: the interface that Gloo takes, and where it finds horovodrun.
 GLOO_INTERFACE = "HOROVOD_GLOO_IFACE"
 GLOO_RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+# Degrees of the grid of ranks, in the order of `hvdtrain.parallel.grid.AXES`, as `2,1,2,1`. Absent: data parallel.
+GRID = "HVDTRAIN_GRID"
 # A task job's `module:Class`, and its options and training settings as JSON objects.
 TASK = "HVDTRAIN_TASK"
 OPTIONS = "HVDTRAIN_OPTIONS"
@@ -40,6 +42,9 @@ STATUS_FILE = "status.json"
 EVENTS_FILE = "events.jsonl"
 FAILURE_FILE = "failure.json"
 METRICS_FILE = "metrics.jsonl"
+# Horovod's log of the settings that its autotune tries, and what was best, where the spec names no file for it.
+AUTOTUNE_LOG = "autotune.csv"
+TUNED_FILE = "tuned.yaml"
 LOGS = "logs"
 # Lines of hvdtrain.tasks.collectives that hold a result begin so.
 COLLECTIVE_MARK = "hvdtrain-collective "

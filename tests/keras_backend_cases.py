@@ -21,6 +21,7 @@ import hvdtrain.keras as hvd
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.train.keras import Options, Task
 from hvdtrain.train.keras.backend import KerasBackend
+from hvdtrain.train.settings import Settings
 from hvdtrain.train.sharding import epoch_order, shares
 
 FOLDER = Path(sys.argv[1])
@@ -62,8 +63,8 @@ def variant(**attributes: Any) -> type[Regression]:
     return type("Variant", (Regression,), {k: staticmethod(v) if callable(v) else v for k, v in attributes.items()})
 
 
-def backend_of(task: type[Task], seed: int = 1) -> KerasBackend:
-    backend = KerasBackend(task(Options()), compression="none")
+def backend_of(task: type[Task], seed: int = 1, **settings: Any) -> KerasBackend:
+    backend = KerasBackend(task(Options()), Settings.model_validate(settings))
     backend.seed(seed)
     backend.build(LR)
     backend.broadcast_state()
@@ -202,6 +203,23 @@ def evaluation_measures_what_is_saved() -> dict[str, float]:
     }
 
 
+def compressed() -> dict[str, Any]:
+    """Each kind that a job can name: what it moves the weights by, and how far that is from what none does."""
+    weights, found = {}, {}
+    for kind in ("none", "bf16", "topk", "auto"):
+        backend = backend_of(Regression, compression=kind)
+        start = backend._model.get_weights()
+        train(backend, 8)
+        weights[kind] = backend._model.get_weights()
+        found[kind] = {
+            "moved": apart(weights[kind], start),
+            "from_none": apart(weights[kind], weights["none"]),
+            "across_ranks": apart(*hvd.allgather_object(weights[kind])),
+            "findings": [backend.findings(), backend.findings()],
+        }
+    return found
+
+
 class Plain(keras.Model):
     """Keras can't make it again: it doesn't know the number."""
 
@@ -247,9 +265,7 @@ def restore(task: type[Task]) -> dict[str, float]:
         thread.join()
     fresh = backend_of(task, seed=9)
     before = apart(state_of(fresh._model), saved)
-    if fresh.rank == 0:
-        fresh.restore(folder)
-    fresh.broadcast_state()
+    fresh.restore(folder)
     digests = fresh.gather(fresh.digest())
     return {
         "since": since,
@@ -301,7 +317,7 @@ def learning_rates() -> dict[str, Any]:
 
 
 def threads() -> dict[str, float]:
-    KerasBackend(Regression(Options()), compression="none")
+    KerasBackend(Regression(Options()), Settings())
     return {"intra_op": float(tf.config.threading.get_intra_op_parallelism_threads())}
 
 
@@ -328,15 +344,24 @@ def errors() -> dict[str, str]:
         def model(self) -> keras.Model:
             return NoConfig(3)
 
+    def refusal(**settings: Any) -> str:
+        try:
+            KerasBackend(Regression(Options()), Settings.model_validate(settings))
+        except HvdtrainError as error:
+            return str(error)
+        return "no error"
+
     # Rank 0 saves, and it alone tells.
     saving = "no error"
     try:
-        KerasBackend(WithoutConfig(Options()), compression="none").build(LR)
+        KerasBackend(WithoutConfig(Options()), Settings()).build(LR)
     except HvdtrainError as error:
         saving = str(error)
     schedule = keras.optimizers.schedules.CosineDecay(LR, 10)
     return {
         "config": saving,
+        "shards": refusal(parallelism={"shard_optimizer": True}),
+        "parts": refusal(parallelism={"micro_batches": 2}),
         "loss": error_of(Wide),
         "metric": error_of(WideMetric),
         "lengths": error_of(variant(data=(FEATURES, TARGETS[:7]))),
@@ -351,6 +376,7 @@ NAMES = [
     "mixed_precision",
     "dropout_differs_by_rank_and_repeats",
     "evaluation_measures_what_is_saved",
+    "compressed",
     "restored",
     "restored_where_keras_can_not_make_the_model_again",
     "data_by_numbers",

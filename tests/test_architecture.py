@@ -10,26 +10,30 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hvdtrain"
 FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod"}
-MAY_IMPORT_FRAMEWORKS = ("train/torch/", "train/keras/", "train/membership.py", "tasks/", "keras/")
+MAY_IMPORT_FRAMEWORKS = (
+    "train/torch/", "train/keras/", "train/membership.py", "tasks/", "keras/",
+    "parallel/groups.py", "parallel/torch/", "parallel/keras/",
+)  # fmt: skip
 
 # Part -> the parts that it may import. `errors` and `contract` are open to all, as is `hvdtrain` itself (its version).
 ALLOWED = {
-    "cli": {"cli", "cluster", "drill", "diagnosis", "supervise", "horovod", "plan", "fabric", "hosts", "spec"},
+    "cli": {"cli", "cluster", "drill", "diagnosis", "supervise", "train", "horovod", "plan", "fabric", "hosts", "spec"},
     "cluster": {"cluster", "supervise", "horovod", "plan", "fabric", "remote", "hosts", "spec"},
     "drill": {"drill", "supervise", "plan", "hosts", "spec"},
     "supervise": {"supervise", "diagnosis", "horovod", "plan", "fabric", "remote", "hosts", "spec"},
     "diagnosis": {"diagnosis"},
     "horovod": {"horovod"},
-    "plan": {"plan", "fabric", "remote", "hosts", "spec"},
+    "plan": {"plan", "parallel", "fabric", "remote", "hosts", "spec"},
     "fabric": {"fabric", "remote", "hosts", "spec"},
     "remote": {"remote", "hosts", "spec"},
     "probe": {"probe"},
     "hosts": {"hosts", "spec"},
     "spec": {"spec"},
     "worker": {"worker"},
-    "train": {"train", "keras"},
-    "tasks": {"tasks", "train", "keras"},
-    "keras": {"keras"},
+    "parallel": {"parallel"},
+    "train": {"train", "keras", "parallel"},
+    "tasks": {"tasks", "train", "keras", "parallel"},
+    "keras": {"keras", "parallel"},
     "errors": set(),
     "contract": set(),
     "frames": set(),

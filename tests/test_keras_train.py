@@ -104,6 +104,19 @@ def test_evaluation_is_of_the_model_that_is_saved(results: list[dict[str, Any]])
         assert case["without_samples"] == 0
 
 
+@pytest.mark.parametrize("kind", ["none", "bf16", "topk", "auto"])
+def test_a_job_s_compression_is_what_trains(results: list[dict[str, Any]], kind: str) -> None:
+    for result in results:
+        case = result["compressed"][kind]
+        assert case["moved"] > 0.1
+        assert case["across_ranks"] == 0
+        assert (case["from_none"] > 1e-6) or kind in ("none", "auto")  # It did travel so.
+        assert case["from_none"] < 0.05 or kind == "topk"
+        told = [line.partition(";")[0] for line in case["findings"][0]]
+        assert told in ([["compression: none"], ["compression: bf16"]] if kind == "auto" else [[]])
+        assert case["findings"][1] == []
+
+
 @pytest.mark.parametrize("case", ["restored", "restored_where_keras_can_not_make_the_model_again"])
 def test_a_checkpoint_restores_model_and_optimizer_on_all_ranks(results: list[dict[str, Any]], case: str) -> None:
     for result in results:
@@ -137,6 +150,8 @@ def test_ranks_share_the_cores(results: list[dict[str, Any]]) -> None:
         ("lengths", "train_data() gave arrays with 41, 7 samples\n"),
         ("empty", "train_data() gave arrays with no samples\n"),
         ("iterator", "train_data() gave a list_iterator, whose samples can't be counted and numbered\n"),
+        ("shards", "Regression: parallelism.shard_optimizer is for PyTorch's tasks, and this is one of Keras: a Keras"),
+        ("parts", "Regression: parallelism.micro_batches: 2 is for PyTorch's tasks, and this is one of Keras: a Keras"),
         ("schedule", "optimizer() gave one whose learning rate can't be set\n  fix: make it with learning_rate=lr"),
     ],
 )

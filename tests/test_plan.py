@@ -89,6 +89,7 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
         "host_environment": {},
         "mpi_parameters": {},
         "mpirun": "/usr/bin/mpirun",
+        "tuning": None,
         "reasons": [
             "controller mpi: one host: MPI's shared memory is faster than Gloo",
             "2 processes, of 4 slots: 2 on node1",
@@ -101,13 +102,13 @@ def test_the_whole_plan_of_a_task_on_several_hosts() -> None:
         command=None,
         task="hvdtrain.tasks.digits_torch:Digits",
         options={"lr": 0.1, "epochs": 2},
-        horovod=HorovodSettings(fusion_threshold_mb=32, cycle_time_ms=2.5, autotune=True, compression="fp16"),
+        horovod=HorovodSettings(fusion_threshold_mb=32, cycle_time_ms=2.5, compression="fp16"),
     )
     made = plan(job, hosts(2, 1))
     assert made.argv == (
         "/env/bin/horovodrun", "-np", "3", "-H", "node1:2,node2:1", "--network-interfaces", "lo", "--gloo",
         "--disable-cache",
-        "--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--autotune",
+        "--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5",
         "/env/bin/python", "-m", "hvdtrain.worker", "/env/bin/python", "-m", "hvdtrain.train",
     )  # fmt: skip
     assert made.environment["HVDTRAIN_TASK"] == "hvdtrain.tasks.digits_torch:Digits"

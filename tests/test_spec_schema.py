@@ -19,7 +19,7 @@ from hvdtrain.spec.schema import json_schema
 
 PAGE = Path(__file__).parents[1] / "docs" / "job-spec.md"
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", reference(), flags=re.DOTALL)
-SECTIONS = {"hosts", "ssh", "network", "env", "checkpoint", "elastic", "restarts", "horovod"}
+SECTIONS = {"hosts", "ssh", "network", "env", "checkpoint", "elastic", "restarts", "parallelism", "horovod"}
 
 
 def test_the_reference_page_is_up_to_date() -> None:

@@ -308,11 +308,23 @@ restarts:
   backoff_s: 5.0
 hang_timeout_s: 600.0
 stop_grace_s: 30.0
+parallelism:
+  data: auto
+  tensor: 1
+  pipeline: 1
+  embedding: 1
+  shard_optimizer: false
+  micro_batches: null
+  schedule: 1f1b
+  cut_by: parameters
+  recompute: false
 horovod:
   fusion_threshold_mb: null
   cycle_time_ms: 2.0
   compression: none
   autotune: false
+  tuned: null
+  hierarchical_allreduce: null
 """
     )
 

@@ -55,9 +55,14 @@ def test_the_digits_are_split_by_class_and_once_for_all() -> None:
 @pytest.fixture(scope="module")
 def gpt() -> Any:
     pytest.importorskip("torch")
+    pytest.importorskip("horovod")
+    from hvdtrain.parallel.grid import Grid
+    from hvdtrain.parallel.groups import ProcessSets
     from hvdtrain.tasks.gpt import ByteGPT, GPTOptions
 
-    return ByteGPT(GPTOptions(bytes=200_000, context=32, width=16, heads=2, layers=2))
+    task = ByteGPT(GPTOptions(bytes=200_000, context=32, width=16, heads=2, layers=2))
+    task.groups = ProcessSets(Grid()).groups(0)
+    return task
 
 
 def test_the_gpts_text_is_pythons_library_and_no_file_is_on_both_sides(gpt: Any) -> None:
@@ -93,6 +98,34 @@ def test_the_gpt_knows_nothing_at_first(gpt: Any) -> None:
     bits = gpt.metrics(gpt.model(), gpt.eval_data()[torch.arange(16)])["bits_per_byte"]
     assert bits.shape == (16,)
     assert bits.mean().item() == pytest.approx(8, abs=0.2)
+
+
+def test_the_gpts_parts_are_cut_from_the_whole_of_one_process(gpt: Any) -> None:
+    import copy
+
+    import torch
+
+    from hvdtrain.parallel.grid import Grid
+    from hvdtrain.parallel.groups import ProcessSets
+    from hvdtrain.parallel.torch.cuts import cut_of, whole_of
+
+    def model(task: Any) -> dict[str, torch.nn.Parameter]:
+        torch.manual_seed(0)
+        return dict(task.model().named_parameters())
+
+    parts = []
+    for rank in range(2):
+        task = copy.copy(gpt)
+        task.groups = ProcessSets(Grid(tensor=2)).groups(rank)
+        parts.append(model(task))
+    whole = model(gpt)
+    assert {name for name in whole if cut_of(whole[name])} >= {"0.bytes.weight", "1.feed.up.bias", "3.logits.weight"}
+    for name, parameter in whole.items():
+        pieces = [part[name].detach() for part in parts]
+        cut = cut_of(parameter)
+        assert torch.equal(whole_of(pieces, cut) if cut else pieces[1], parameter), name
+    for name in ("0.bytes.weight", "0.positions", "3.logits.weight"):
+        assert whole[name].std().item() == pytest.approx(0.02, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ PATIENCE_S = 240
 # A convolution and a dense layer on noise with a seed; `value` of each evaluation sample is its number.
 CASES = '''
 import os
+import re
 import torch
 from torch import nn
 from torch.nn import functional
@@ -292,12 +294,19 @@ def test_evaluation_with_fewer_samples_than_ranks(jobs: Jobs) -> None:
     assert jobs(size=3, eval_samples=2).evaluation["eval_value"] == pytest.approx(0.5)
 
 
-def test_compression_rounds_gradients_and_still_trains(jobs: Jobs) -> None:
+@pytest.mark.parametrize(("compression", "tolerance"), [("fp16", 2e-3), ("bf16", 2e-2)])
+def test_compression_rounds_gradients_and_still_trains(jobs: Jobs, compression: str, tolerance: float) -> None:
     common = {"samples": 96, "batch_size": 8, "epochs": 2, "lr": 0.2}
     exact = jobs(**common).weights()
-    rounded = jobs(settings={"compression": "fp16"}, **common).weights()
-    assert_same(rounded, exact, tolerance=2e-3)
+    rounded = jobs(settings={"compression": compression}, **common).weights()
+    assert_same(rounded, exact, tolerance=tolerance)
     assert any((rounded[name] - value).abs().max() > 1e-7 for name, value in exact.items())
+
+
+def test_compression_that_is_chosen_by_trial_is_told_once(jobs: Jobs) -> None:
+    common = {"samples": 96, "batch_size": 2, "epochs": 1, "lr": 0.2, "log_every_steps": 4}
+    result = jobs(settings={"compression": "auto"}, **common)
+    assert len(re.findall("compression: (?:none|bf16); gradients take .* s per step as they are", result.output)) == 1
 
 
 def test_what_a_run_writes(jobs: Jobs) -> None:

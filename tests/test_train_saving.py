@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,19 +23,16 @@ from hvdtrain.train.interval import (
     read_history,
 )
 from hvdtrain.train.saving import Writer
-from hvdtrain.train.state import State
 
 
-def state(step: int) -> State:
-    return State(
-        step=step, epoch=0, epoch_samples=step, train_samples=100, seed=0, size=1, task="module:Class", options={}
-    )
+def write(checkpoints: Checkpoints, step: int, save: Callable[[Path], object]) -> Callable[[], object]:
+    return lambda: checkpoints.write(step, {"step": step}, lambda folder: save(folder) and None)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     may_end = threading.Event()
-    writer = Writer(Checkpoints(tmp_path, keep=1))
-    writer.begin(state(1), lambda folder: may_end.wait(180) or None)
+    writer = Writer()
+    writer.begin(write(Checkpoints(tmp_path, keep=1), 1, lambda folder: may_end.wait(180)))
     writer.check()
     assert Checkpoints(tmp_path, keep=1).all() == []
     may_end.set()
@@ -44,8 +42,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path) -> None:
 
 def test_a_write_that_has_failed_is_told_at_the_next_step(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder would be")
-    writer = Writer(Checkpoints(tmp_path / "checkpoints", keep=1))
-    writer.begin(state(7), lambda folder: None)
+    writer = Writer()
+    writer.begin(write(Checkpoints(tmp_path / "checkpoints", keep=1), 7, lambda folder: None))
     assert writer._thread
     writer._thread.join()
     with pytest.raises(HvdtrainError, match="can't write the checkpoint of step 7") as caught:
@@ -57,8 +55,8 @@ def test_a_write_that_has_failed_is_told_at_the_end(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         raise TypeError("can't pickle this")
 
-    writer = Writer(Checkpoints(tmp_path, keep=1))
-    writer.begin(state(7), fail)
+    writer = Writer()
+    writer.begin(write(Checkpoints(tmp_path, keep=1), 7, fail))
     with pytest.raises(TypeError, match="can't pickle this"):
         writer.wait()
 

@@ -17,7 +17,7 @@ from hvdtrain.plan.plan import make_plan
 from hvdtrain.plan.render import render
 from hvdtrain.spec.loader import load_spec
 from hvdtrain.spec.models import JobSpec
-from hvdtrain.supervise.facts import gather_facts
+from hvdtrain.supervise.facts import gather_facts, read_tuned
 from hvdtrain.supervise.run_directory import RunDirectory
 
 
@@ -70,7 +70,8 @@ def command(
     facts = gather_facts(where)
     if facts.remote:
         where, facts = _with_hosts(spec, where, facts, required=not dry_run)
-    plan = make_plan(spec, where, facts, RunDirectory.choose(runs, spec.name).path, watched)
+    run_directory = RunDirectory.choose(runs, spec.name).path
+    plan = make_plan(spec, where, facts, run_directory, watched, read_tuned(spec))
     if dry_run:
         click.echo(render(plan) if output_format == "text" else json.dumps(plan.to_json(), indent=2))
         return 0

@@ -17,6 +17,7 @@ COMMANDS = {
     "logs": "Show what a run's ranks have written.",
     "stop": "End a run.",
     "resume": "Go on with a run that has ended.",
+    "checkpoint": "List a run's checkpoints, or take the model out of one.",
     "diagnose": "Say why a run or a saved log failed.",
     "drill": "Kill, stop and slow parts of a job, and measure how it copes.",
     "horovod": "Build Horovod against the installed frameworks, or check it.",

@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 from horovod.tensorflow import (
     Average,
-    Compression,
     Max,
     Min,
     ProcessSet,
@@ -56,6 +55,7 @@ from hvdtrain.keras.callbacks import (
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
+from hvdtrain.keras.compression import Compression
 from hvdtrain.keras.optimizer import DistributedOptimizer, load_model
 from hvdtrain.keras.requirements import require_tensorflow_keras
 from hvdtrain.keras.variables import broadcast_model, broadcast_variables

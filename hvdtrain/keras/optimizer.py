@@ -10,9 +10,15 @@ import horovod.tensorflow as hvd
 import keras
 
 from hvdtrain.errors import UsageError
-from hvdtrain.keras.exchange import GradientExchange
+from hvdtrain.keras.compression import Compression, compression_of
+from hvdtrain.keras.exchange import Exchange, GradientExchange, GridExchange
+from hvdtrain.parallel.cut import cut_of, mark
+from hvdtrain.parallel.groups import Groups
 
 _numbers = itertools.count()
+
+# They reckon with means, norms or products over a whole variable, of which a rank may have a part.
+_OF_WHOLE_VARIABLES = ("Adafactor", "Lamb", "Muon")
 
 
 class _Distributed:
@@ -22,19 +28,38 @@ class _Distributed:
     process with all samples would see. Under Keras's gradient accumulation that is when a full step is applied.
     """
 
-    _gradient_exchange: GradientExchange
+    _gradient_exchange: Exchange
+    _variables_of_step: list[Any]
+    _trainable_variables: list[Any]
     gradient_accumulation_steps: int | None
+    global_clipnorm: float | None
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         grads = list(grads)
+        variables = None if trainable_variables is None else list(trainable_variables)
         if grads and not self.gradient_accumulation_steps:
-            grads = self._gradient_exchange.reduce(grads)
-        super().apply(grads, trainable_variables)  # type: ignore[misc]
+            grads = self._gradient_exchange.reduce(grads, self._trainable_variables if variables is None else variables)
+        super().apply(grads, variables)  # type: ignore[misc]
+
+    def add_variable_from_reference(self, reference_variable: Any, *arguments: Any, **options: Any) -> Any:
+        variable = super().add_variable_from_reference(reference_variable, *arguments, **options)  # type: ignore[misc]
+        # What is kept for a part of a variable is a part itself: checkpoints put both together.
+        cut = cut_of(reference_variable)
+        return mark(variable, cut) if cut else variable
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        # Without those that have no gradient. Not a plain assignment, by which Keras would track them as its own.
+        object.__setattr__(self, "_variables_of_step", list(trainable_variables))
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         # Keras calls it first of all with the accumulated gradients.
         if self.gradient_accumulation_steps:
-            grads = self._gradient_exchange.reduce(grads)
+            grads = self._gradient_exchange.reduce(grads, self._variables_of_step)
+        if self.global_clipnorm:
+            clipped = self._gradient_exchange.clip(grads, self._variables_of_step, self.global_clipnorm)
+            if clipped is not None:
+                return clipped
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
 
@@ -50,11 +75,12 @@ def _distributed_class(base: type) -> type:
 def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framework
     optimizer: keras.optimizers.Optimizer,
     *,
-    compression: Any = hvd.Compression.none,
+    compression: Any = Compression.none,
     op: Any = hvd.Average,
     backward_passes_per_step: int = 1,
     groups: int = 1,
     process_set: hvd.ProcessSet = hvd.global_process_set,
+    parallel: Groups | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average its gradients over all ranks before it applies them.
 
@@ -63,13 +89,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
 
     Args:
         optimizer: any Keras 3 optimizer, built or not, `LossScaleOptimizer` and `MultiOptimizer` included.
-        compression: of gradients on the wire, `Compression.none` or `Compression.fp16`.
+        compression: of gradients on the wire, one of `Compression`.
         op: `Average`, or `Sum`, for losses that are already divided by the global number of samples.
         backward_passes_per_step: calls of `apply` for each step. Their gradients are averaged here and reduced once;
             the same as Keras's own `gradient_accumulation_steps`, which may be used instead.
         groups: collectives that the gradients of one dtype are split into. One is best for small models; more let
             early gradients travel while later ones are computed.
         process_set: ranks to average over.
+        parallel: instead, this rank's groups on a grid, some of whose ranks share layers or embedding tables. Gradients
+            are averaged over ``parallel.replicas``, and clipped by the norm over all parts with ``global_clipnorm``.
 
     Returns:
         The same object. It saves and loads as its original class, without Horovod.
@@ -83,6 +111,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
             fix="pass an object such as keras.optimizers.SGD(0.1)",
         )
     _check(op, backward_passes_per_step, groups)
+    if parallel is not None:
+        _check_parallel(optimizer, parallel, process_set)
     if any(isinstance(part, _Distributed) for part in _parts(optimizer)):
         raise UsageError(
             f"the optimizer {optimizer.name!r} is distributed already: its gradients would be averaged twice",
@@ -95,7 +125,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
         # Reduced after the loss scale is taken out, so that fp16 on the wire doesn't overflow by it.
         target = optimizer.inner_optimizer
     _set_accumulation(target, backward_passes_per_step)
-    exchange = GradientExchange(f"DistributedOptimizer_{next(_numbers)}", compression, op, groups, process_set)
+    name, compression = f"DistributedOptimizer_{next(_numbers)}", compression_of(compression)
+    exchange: Exchange = (
+        GridExchange(name, compression, op, groups, parallel)
+        if parallel
+        else GradientExchange(name, compression, op, groups, process_set)
+    )
     object.__setattr__(target, "_gradient_exchange", exchange)
     object.__setattr__(target, "__class__", _distributed_class(type(target)))
     return optimizer
@@ -127,7 +162,7 @@ def load_model(
     return model
 
 
-def _exchange_of(optimizer: Any) -> GradientExchange | None:
+def _exchange_of(optimizer: Any) -> Exchange | None:
     return next((part._gradient_exchange for part in _parts(optimizer) if isinstance(part, _Distributed)), None)
 
 
@@ -144,6 +179,31 @@ def _check(op: Any, backward_passes_per_step: int, groups: int) -> None:
     for name, value in {"backward_passes_per_step": backward_passes_per_step, "groups": groups}.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_parallel(optimizer: keras.optimizers.Optimizer, parallel: Groups, process_set: Any) -> None:
+    if process_set is not hvd.global_process_set:
+        raise UsageError("both process_set and parallel say whom to average over", fix="give one of them")
+    is_cut = parallel.model.size > 1 or parallel.embedding.size > 1
+    if is_cut and any(getattr(part, "clipnorm", None) for part in _parts(optimizer)):
+        raise UsageError(
+            "clipnorm would clip each rank's part of a variable by the part's own norm",
+            where=f"the optimizer {optimizer.name!r} on a grid of {parallel.grid.size} ranks",
+            fix="use global_clipnorm, which is taken over all parts, or clipvalue",
+        )
+    kinds = {type(part).__name__ for part in _parts(optimizer)}
+    unfit = sorted(kinds & {*_OF_WHOLE_VARIABLES, "MultiOptimizer"})
+    if is_cut and unfit:
+        raise UsageError(
+            f"{unfit[0]} needs whole variables and all of them, and each rank has parts",
+            where=f"a grid of {parallel.grid.size} ranks",
+            fix="use an optimizer that works number by number, such as Adam or SGD",
+        )
+    if is_cut and optimizer.built:
+        raise UsageError(
+            f"the optimizer {optimizer.name!r} has its variables already, which don't say what they are parts of",
+            fix="make it distributed before it is built",
+        )
 
 
 def _set_accumulation(optimizer: keras.optimizers.Optimizer, steps: int) -> None:

@@ -28,18 +28,26 @@ class Placement:
     cross_rank: int
 
 
-def workers_per_host(hosts: Sequence[Host], processes: int, *, oversubscribe: bool) -> list[int]:
+def workers_per_host(hosts: Sequence[Host], processes: int, *, oversubscribe: bool, together: int = 1) -> list[int]:
     """How many workers each host gets, in the hosts' order.
 
     Slots are filled host by host. Beyond them (``oversubscribe``), each host in turn takes one more, as far as
     its ``max_slots`` lets it.
 
+    Args:
+        hosts: with their slots.
+        processes: how many in all.
+        oversubscribe: whether hosts may have more workers than slots.
+        together: a host takes a multiple of so many (a tensor group), if the hosts have enough slots for that.
+
     Raises:
         UsageError: more workers than the hosts may take; the message shows the sum.
     """
+    multiples = [host.slots // together * together for host in hosts]
+    usable = multiples if sum(multiples) >= processes else [host.slots for host in hosts]
     counts: list[int] = []
-    for host in hosts:
-        counts.append(min(host.slots, processes - sum(counts)))
+    for slots_of_host in usable:
+        counts.append(min(slots_of_host, processes - sum(counts)))
     if sum(counts) == processes:
         return counts
     slots = _sum([host.slots for host in hosts])

@@ -18,11 +18,16 @@ from hvdtrain.hosts.models import Host
 from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import check_secrets, worker_environment
 from hvdtrain.plan.facts import Facts
+from hvdtrain.plan.grid import make_grid, picture
 from hvdtrain.plan.placement import Placement, place, workers_per_host
+from hvdtrain.plan.tuned import Tuned
+from hvdtrain.plan.tuning import TuningPlan, choose_settings, without_effect
 from hvdtrain.remote.ssh import SshSettings, ssh_command
-from hvdtrain.spec.models import HorovodSettings, JobSpec
+from hvdtrain.spec.models import JobSpec
 
 _TASK_RESTARTS = 3
+# Keys of `parallelism` that the training loop needs beside the grid.
+_TASK_PARALLELISM = {"shard_optimizer", "micro_batches", "schedule", "cut_by", "recompute"}
 _NO_LIMIT = 100_000
 
 
@@ -78,6 +83,7 @@ class LaunchPlan:
         host_environment: variables of the workers of one host, over those of all.
         mpi_parameters: Open MPI's MCA parameters that take the place of horovodrun's.
         mpirun: path of the mpirun on PATH, or None.
+        tuning: where autotune's results go; None: no autotune.
         reasons: what was decided and why, one sentence each.
     """
 
@@ -101,6 +107,7 @@ class LaunchPlan:
     host_environment: dict[str, dict[str, str]]
     mpi_parameters: dict[str, str]
     mpirun: str | None
+    tuning: TuningPlan | None
     reasons: tuple[str, ...]
 
     @property
@@ -121,6 +128,8 @@ class LaunchPlan:
         if elastic := values["elastic"]:
             lists = {name: tuple(value) for name, value in elastic.items() if isinstance(value, list)}
             values["elastic"] = ElasticPlan(**(elastic | lists))
+        if values["tuning"]:
+            values["tuning"] = TuningPlan(**values["tuning"])
         values["ssh"] = SshSettings(**values["ssh"])
         values["agents"] = {host: tuple(argv) for host, argv in values["agents"].items()}
         return cls(**values)
@@ -131,11 +140,17 @@ class LaunchPlan:
 
 
 def make_plan(
-    spec: JobSpec, hosts: Sequence[Host], facts: Facts, run_directory: Path, hostfile: Path | None = None
+    spec: JobSpec,
+    hosts: Sequence[Host],
+    facts: Facts,
+    run_directory: Path,
+    hostfile: Path | None = None,
+    tuned: Tuned | None = None,
 ) -> LaunchPlan:
     """From spec, hosts and facts to the launch. Pure: the same input gives the same plan.
 
     ``hostfile`` is where the hosts come from, if from a file: an elastic job reads it again when it changes.
+    ``tuned`` is what the spec's ``horovod.tuned`` has, if that is there.
 
     Raises:
         UsageError: more processes than slots, or a variable that isn't there.
@@ -144,7 +159,8 @@ def make_plan(
     slots = sum(host.slots for host in hosts)
     elastic = _elastic(spec, hosts, hostfile)
     processes = spec.processes or (min(slots, elastic.maximum) if elastic else slots)
-    counts = workers_per_host(hosts, processes, oversubscribe=spec.oversubscribe)
+    grid = make_grid(spec.parallelism, processes)
+    counts = workers_per_host(hosts, processes, oversubscribe=spec.oversubscribe, together=grid.tensor)
     used = [(host, count) for host, count in zip(hosts, counts, strict=True) if count]
     placements = place([host for host, _ in used], [count for _, count in used])
     if elastic:
@@ -153,6 +169,7 @@ def make_plan(
         rdma = _rdma(spec, facts, [host.name for host, _ in used])
         controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts, rdma=rdma)
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
+    reasons += picture(grid, placements)
     reasons += [facts.host_order] if facts.host_order else []
     reasons += [f"{host} is left out: {'; '.join(faults)}" for host, faults in facts.dropped.items()]
     if elastic:
@@ -175,6 +192,8 @@ def make_plan(
     environment = {**network.environment, **environment}
     reasons += network.reasons
     environment |= {contract.RUN_DIRECTORY: str(run_directory), contract.ATTEMPT: "0"}
+    if not grid.is_data_parallel:
+        environment[contract.GRID] = grid.to_text()
     if spec.task is not None:
         environment |= _task_environment(spec, spec.task, processes)
     if controller == "mpi" and not agents:
@@ -189,6 +208,13 @@ def make_plan(
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
         reasons.append(f"MPI yields when idle: {max(counts)} ranks on a host, this machine has {facts.cores} cores")
 
+    workers = [count for _, count in used]
+    fabric = _network_name(facts, network)
+    chosen = choose_settings(spec.horovod, tuned, environment, run_directory, counts=workers, network=fabric)
+    environment = {**chosen.environment, **environment}
+    reasons += chosen.reasons
+    reasons += without_effect(spec.horovod, controller=controller, nccl=facts.nccl, counts=workers)
+
     argv = (
         facts.horovodrun,
         # An elastic job begins with all slots that there are, as soon as there are enough.
@@ -197,7 +223,7 @@ def make_plan(
         f"--{controller}",
         # Its cache of host and network checks lives for an hour and hides a host that has died since.
         "--disable-cache",
-        *_tunables(spec.horovod),
+        *chosen.arguments,
         *_worker_command(spec, python),
     )  # fmt: skip
     return LaunchPlan(
@@ -221,6 +247,7 @@ def make_plan(
         host_environment={host: dict(variables) for host, variables in network.per_host.items()},
         mpi_parameters=dict(network.mca),
         mpirun=facts.mpirun,
+        tuning=chosen.tuning,
         reasons=tuple(reasons),
     )
 
@@ -272,6 +299,10 @@ def _network(
         already_set=already_set,
     )
     return replace(made, reasons=(*chosen.reasons, *made.reasons))
+
+
+def _network_name(facts: Facts, made: FabricPlan) -> str | None:
+    return " ".join([made.kind, *facts.network.chosen.subnets]) if facts.network else None
 
 
 def _rdma(spec: JobSpec, facts: Facts, hosts: Sequence[str]) -> str | None:
@@ -342,6 +373,9 @@ def _restarts(spec: JobSpec) -> int:
 
 def _task_environment(spec: JobSpec, task: str, processes: int) -> dict[str, str]:
     settings: dict[str, Any] = {"checkpoint": spec.checkpoint.model_dump(), "compression": spec.horovod.compression}
+    divided = spec.parallelism.model_dump(include=_TASK_PARALLELISM, exclude_defaults=True)
+    if divided:
+        settings["parallelism"] = divided
     if spec.elastic.min is not None:
         settings["elastic"] = {"batch": spec.elastic.batch, "workers": processes}
     return {
@@ -349,17 +383,6 @@ def _task_environment(spec: JobSpec, task: str, processes: int) -> dict[str, str
         contract.OPTIONS: json.dumps(spec.options, sort_keys=True),
         contract.SETTINGS: json.dumps(settings, sort_keys=True),
     }
-
-
-def _tunables(settings: HorovodSettings) -> tuple[str, ...]:
-    arguments: list[str] = []
-    if settings.fusion_threshold_mb is not None:
-        arguments += ["--fusion-threshold-mb", str(settings.fusion_threshold_mb)]
-    if settings.cycle_time_ms is not None:
-        arguments += ["--cycle-time-ms", str(settings.cycle_time_ms)]
-    if settings.autotune:
-        arguments.append("--autotune")
-    return tuple(arguments)
 
 
 def _worker_command(spec: JobSpec, python: str) -> tuple[str, ...]:

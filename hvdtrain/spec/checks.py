@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hvdtrain.spec.models import Elastic, JobSpec
+from hvdtrain.spec.models import Elastic, HorovodSettings, JobSpec, Parallelism
 from hvdtrain.spec.yaml_reader import KeyPath
 
 # Keys of `horovod` and the variable that says the same.
-_HOROVOD_VARIABLES = {
-    "fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD",
-    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
-    "autotune": "HOROVOD_AUTOTUNE",
-}
+_HOROVOD_VARIABLES = (
+    ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD"),
+    ("cycle_time_ms", "HOROVOD_CYCLE_TIME"),
+    ("autotune", "HOROVOD_AUTOTUNE"),
+    ("autotune", "HOROVOD_AUTOTUNE_LOG"),
+    ("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+)
 # Names may come from `${...}`, so they're not shown.
 _TWICE = "this variable is in env.{} too: keep it in one of them"
 
@@ -30,6 +32,8 @@ def contradictions(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[
     yield from _elastic(spec, given)
     if spec.network.hcas and spec.network.fabric == "tcp":
         yield ("network", "hcas"), "network.fabric is tcp, which uses no InfiniBand or RoCE adapter"
+    yield from _parallelism(spec, given)
+    yield from _horovod(spec)
     yield from _variables(spec)
 
 
@@ -63,6 +67,51 @@ def _elastic(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[
         yield ("processes",), "processes, with which the job starts, is more than elastic.max"
 
 
+def _parallelism(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[KeyPath, str]]:
+    divided = spec.parallelism
+    degrees = {axis: getattr(divided, axis) for axis in ("tensor", "pipeline", "embedding")}
+    shared = [axis for axis, degree in degrees.items() if degree > 1]
+    if spec.elastic.min is not None:
+        # A lost process would take its part of the model with it. A restart reads it from the checkpoint.
+        held = [*shared, *(["shard_optimizer"] if divided.shard_optimizer else [])]
+        for axis in held:
+            yield (
+                ("parallelism", axis),
+                (
+                    f"in an elastic job each process needs the whole model, and parallelism.{axis} gives it a part: "
+                    "take 'elastic' out; a restart goes on from the checkpoint"
+                ),
+            )
+    if divided.pipeline == 1:
+        for key in ("schedule", "cut_by", "recompute"):
+            if getattr(divided, key) != getattr(Parallelism(), key):
+                yield ("parallelism", key), f"parallelism.{key} is a pipeline's, and parallelism.pipeline is 1"
+    if given(("command",)) and not given(("task",)):
+        for key in ("shard_optimizer", "micro_batches", "schedule", "cut_by", "recompute"):
+            if getattr(divided, key) != getattr(Parallelism(), key):
+                yield ("parallelism", key), f"parallelism.{key} is for a task: a command does it for itself"
+    if divided.shard_optimizer and spec.horovod.compression not in ("none", "auto"):
+        yield (
+            ("horovod", "compression"),
+            (
+                "gradients that are reduced to shards (parallelism.shard_optimizer) travel uncompressed: "
+                "take compression out, or the sharding"
+            ),
+        )
+
+
+def _horovod(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
+    settings = spec.horovod
+    if settings.autotune and settings.fusion_threshold_mb is not None and settings.cycle_time_ms is not None:
+        yield (
+            ("horovod", "autotune"),
+            "autotune has nothing to search: fusion_threshold_mb and cycle_time_ms are both given",
+        )
+    if settings.hierarchical_allreduce and (spec.controller == "gloo" or spec.elastic.min is not None):
+        why = "controller is gloo" if spec.controller == "gloo" else "an elastic job runs under Gloo"
+        yield ("horovod", "hierarchical_allreduce"), f"hierarchical_allreduce needs MPI, and {why}: take it out"
+
+
 def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
     env = spec.env
     for index, name in enumerate(env.forward):
@@ -72,6 +121,6 @@ def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
         for other, names in (("set", env.set), ("forward", env.forward)):
             if name in names:
                 yield ("env", "secrets", index), f"env.secrets[{index}]: {_TWICE.format(other)}"
-    for key, variable in _HOROVOD_VARIABLES.items():
-        if variable in env.set and getattr(spec.horovod, key):
+    for key, variable in _HOROVOD_VARIABLES:
+        if variable in env.set and getattr(spec.horovod, key) != getattr(HorovodSettings(), key):
             yield ("env", "set", variable), f"horovod.{key} sets {variable} already: keep one of them"

@@ -93,6 +93,10 @@ def _boolean(value: Any) -> Any:
     raise UnfitError("true or false", None if value.from_variable else fix)
 
 
+def _optional_boolean(value: Any) -> Any:
+    return None if isinstance(value, Scalar) and value.typed_kind is Kind.NULL else _boolean(value)
+
+
 def _any(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _any(item) for key, item in value.items()}
@@ -203,8 +207,36 @@ Interpreter = Annotated[
     Annotated[str, AfterValidator(_check_interpreter), Field(json_schema_extra={"pattern": r"^/|\$\{"})] | None,
     BeforeValidator(_text),
 ]
+
+
+def whole_number_or(word: str, *, null: bool = False) -> BeforeValidator:
+    """Reads a whole number of at least 1, or one word, or null.
+
+    Everything is checked here: pydantic tells a fault of a union once for each of its types.
+    """
+    expected = f"a whole number, {word} or null" if null else f"a whole number or {word}"
+
+    def read(value: Any) -> Any:
+        if getattr(value, "text", value) == word:
+            return word
+        try:
+            number = _whole_number(value)
+        except UnfitError as error:
+            raise UnfitError(expected, error.fix) from error
+        if number is None and null:
+            return None
+        if not isinstance(number, int):
+            raise UnfitError(expected)
+        if number < 1:
+            raise UnfitError("at least 1")
+        return number
+
+    return BeforeValidator(read)
+
+
 # To be combined with the key's own limits.
 WHOLE_NUMBER = BeforeValidator(_whole_number)
 NUMBER = BeforeValidator(_number)
+OPTIONAL_BOOLEAN = BeforeValidator(_optional_boolean)
 CHOICE = BeforeValidator(_text)
 SECTION = BeforeValidator(_empty_section)

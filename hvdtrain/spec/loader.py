@@ -144,8 +144,12 @@ def _complete(spec: JobSpec, path: Path, document: Document, problems: list[Prob
         hosts = hosts.model_copy(update={"file": absolute(hosts.file, ("hosts", "file"))})
     paths = {key: path for key in ("identity_file", "config") if (path := getattr(spec.ssh, key))}
     ssh = spec.ssh.model_copy(update={key: absolute(path, ("ssh", key)) for key, path in paths.items()})
+    horovod = spec.horovod
+    if horovod.tuned:
+        horovod = horovod.model_copy(update={"tuned": absolute(horovod.tuned, ("horovod", "tuned"))})
     directory = absolute(spec.directory or Path(), ("directory",))
-    return spec.model_copy(update={"name": name, "hosts": hosts, "directory": directory, "ssh": ssh})
+    update = {"name": name, "hosts": hosts, "directory": directory, "ssh": ssh, "horovod": horovod}
+    return spec.model_copy(update=update)
 
 
 def _first(problems: list[Problem], source: str) -> list[Problem]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from hvdtrain.spec.fields import (
     CHOICE,
     NUMBER,
+    OPTIONAL_BOOLEAN,
     SECTION,
     WHOLE_NUMBER,
     AnyValue,
@@ -21,9 +21,9 @@ from hvdtrain.spec.fields import (
     OptionalText,
     TaskName,
     Text,
-    UnfitError,
     VariableName,
     VariablePattern,
+    whole_number_or,
 )
 
 
@@ -98,29 +98,15 @@ class Environment(Section):
 
 
 class Checkpoint(Section):
-    """What a task's rank 0 saves. A `command` saves for itself."""
+    """What a task saves. A `command` saves for itself."""
 
-    every_steps: Annotated[int, Field(ge=1)] | Literal["auto"] | None = 100
+    every_steps: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"] | None, whole_number_or("auto", null=True)] = (
+        100
+    )
     """Steps between two checkpoints; auto: chosen from a save's cost and the run's failures; null: only at the end."""
 
     keep: Annotated[int, Field(ge=1), WHOLE_NUMBER] = 3
     """How many of the newest checkpoints are kept."""
-
-    @field_validator("every_steps", mode="before")
-    @classmethod
-    def _read_every_steps(cls, value: Any) -> Any:
-        if getattr(value, "text", value) == "auto":
-            return "auto"
-        # Everything is checked here: pydantic tells a fault of a union once for each of its types.
-        try:
-            steps: Any = cast(Callable[[Any], Any], WHOLE_NUMBER.func)(value)
-        except UnfitError as error:
-            raise UnfitError("a whole number, auto or null", error.fix) from error
-        if not isinstance(steps, int | None):
-            raise UnfitError("a whole number, auto or null")
-        if steps is not None and steps < 1:
-            raise UnfitError("at least 1")
-        return steps
 
 
 class Restarts(Section):
@@ -164,11 +150,48 @@ class HorovodSettings(Section):
     cycle_time_ms: Annotated[Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None, NUMBER] = None
     """Time between two rounds of negotiation, in milliseconds. Horovod's default is 1."""
 
-    compression: Annotated[Literal["none", "fp16"], CHOICE] = "none"
-    """Gradients on the wire, for a `task`. fp16 helps on a slow link and hurts on a CPU with a fast one."""
+    compression: Annotated[Literal["none", "fp16", "bf16", "topk", "auto"], CHOICE] = "none"
+    """Gradients on the wire, for a `task`. auto: none or bf16, whichever measures faster."""
 
     autotune: Boolean = False
-    """Let Horovod search fusion threshold and cycle time while it trains."""
+    """Let Horovod search fusion threshold and cycle time while it trains, and keep the best in `horovod.tuned`."""
+
+    tuned: OptionalPath = None
+    """File of what autotune found, relative to the spec's folder: written with `autotune`, used without it."""
+
+    hierarchical_allreduce: Annotated[bool | None, OPTIONAL_BOOLEAN] = None
+    """Reduce GPU tensors in each host by NCCL, then between hosts by MPI; for several hosts and `controller: mpi`."""
+
+
+class Parallelism(Section):
+    """How the training is divided over the processes. The product of the degrees is their number."""
+
+    data: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], whole_number_or("auto")] = "auto"
+    """Copies of the model, each with samples of its own. auto: as many as the other degrees leave."""
+
+    tensor: Annotated[Annotated[int, Field(ge=1, le=100_000)], WHOLE_NUMBER] = 1
+    """Processes that share each layer's matrices; they're kept on one host."""
+
+    pipeline: Annotated[Annotated[int, Field(ge=1, le=100_000)], WHOLE_NUMBER] = 1
+    """Stages that the layers are cut into, one after the other (PyTorch)."""
+
+    embedding: Annotated[Annotated[int, Field(ge=1, le=100_000)], WHOLE_NUMBER] = 1
+    """Processes that share the embedding tables; each has samples of its own, as with `data`."""
+
+    shard_optimizer: Boolean = False
+    """Each copy of the model keeps a part of the optimizer's state and of the gradients: ZeRO 1 and 2 (PyTorch)."""
+
+    micro_batches: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, WHOLE_NUMBER] = None
+    """Parts in which a batch is computed; gradients travel once (PyTorch). null: 4 for each stage, else 1."""
+
+    schedule: Annotated[Literal["1f1b", "gpipe"], CHOICE] = "1f1b"
+    """Order of a pipeline's work: 1f1b keeps at most as many micro-batches as there are stages, gpipe all of them."""
+
+    cut_by: Annotated[Literal["parameters", "time"], CHOICE] = "parameters"
+    """What a pipeline's stages get equal shares of. time: measured on a first batch."""
+
+    recompute: Boolean = False
+    """Compute a stage's activations again in the backward pass, in place of keeping them."""
 
 
 class JobSpec(Section):
@@ -231,6 +254,9 @@ class JobSpec(Section):
 
     stop_grace_s: Annotated[Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)], NUMBER] = 30.0
     """Seconds that the workers have after Ctrl-C or SIGTERM, to save a checkpoint, before they are killed."""
+
+    parallelism: Annotated[Parallelism, SECTION] = Parallelism()
+    """How the training is divided over the processes."""
 
     horovod: Annotated[HorovodSettings, SECTION] = HorovodSettings()
     """Horovod's own settings."""

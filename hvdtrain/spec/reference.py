@@ -70,6 +70,14 @@ env:
   secrets: [WANDB_API_KEY]
 ```
 
+A model that two processes share, on two copies:
+
+```yaml
+task: my_project.tasks:LanguageModel
+processes: 4
+parallelism: {tensor: 2, data: 2}
+```
+
 A hostfile, and Horovod's own settings:
 
 ```yaml
@@ -119,11 +127,17 @@ Relative paths count from the spec's folder, in `--set` from the current folder,
 ## What can't go together
 
 - `task` and `command`; `hosts.file` and `hosts.list`.
-- `options`, `checkpoint` and `horovod.compression` are a task's: with `command` they're errors.
+- `options`, `checkpoint`, `horovod.compression` and what `parallelism` says beside the degrees are a task's: with
+  `command` they're errors.
 - A variable stands in one of `env.set`, `env.forward` and `env.secrets`. Those that Horovod or the launcher sets for
   each worker can't be given: {reserved}.
 - `elastic` and `controller: mpi`; `processes`, with which an elastic job starts, lies between its `min` and `max`.
+- `elastic` and a `parallelism` that gives each process a part of the model or of the optimizer's state: a lost process
+  would take it along. Restarts from checkpoints work with every grid.
+- `parallelism.shard_optimizer` and `horovod.compression` other than `none` and `auto`.
 - A key of `horovod` and the variable of the same meaning in `env.set`, such as `HOROVOD_CYCLE_TIME`.
+- `horovod.autotune` and both of the values that it searches; `horovod.hierarchical_allreduce: true` and Gloo, which an
+  elastic job needs.
 - `name` becomes a folder's: no `/`, no control characters, no `-` at its begin, not `.` or `..`.
 """
 

@@ -12,6 +12,8 @@ from hvdtrain.horovod.installed import installed, mismatches
 from hvdtrain.hosts.local import is_this_machine
 from hvdtrain.hosts.models import Host
 from hvdtrain.plan.facts import Facts
+from hvdtrain.plan.tuned import Tuned, load_tuned
+from hvdtrain.spec.models import JobSpec
 
 
 def gather_facts(hosts: Iterable[Host] = ()) -> Facts:
@@ -35,3 +37,13 @@ def gather_facts(hosts: Iterable[Host] = ()) -> Facts:
         nccl=horovod.nccl,
         remote=frozenset(host.name for host in hosts if not is_this_machine(host.name)),
     )
+
+
+def read_tuned(spec: JobSpec) -> Tuned | None:
+    """The tuned values that a job uses; None where it has none, searches them itself, or they aren't there yet.
+
+    Raises:
+        UsageError: the file that should have them is damaged, or another.
+    """
+    file = spec.horovod.tuned
+    return None if spec.horovod.autotune or file is None or not file.exists() else load_tuned(file)

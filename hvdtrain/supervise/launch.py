@@ -14,6 +14,7 @@ from hvdtrain.plan.environment import check_secrets
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.spec.loader import load_spec, resolved_yaml
 from hvdtrain.spec.models import JobSpec
+from hvdtrain.supervise import tuning
 from hvdtrain.supervise.attempt import SIGNALS, Attempt
 from hvdtrain.supervise.console import Console
 from hvdtrain.supervise.elastic import ElasticAttempt
@@ -89,13 +90,16 @@ def _run(plan: LaunchPlan, directory: RunDirectory, signals: socket.socket) -> i
         except HvdtrainError as error:
             recorder.finish(Outcome(error.exit_status, error.what), silent=True)
             raise
+        tuning.keep_log(plan, directory, number)
         failure = outcome.failure.same if outcome.failure else ""
         ends.append(AttemptEnd(outcome.status, attempt.watch.newest().step, failure))
         decision = decide(ends, maximum=plan.restarts, backoff_s=plan.backoff_s)
         if decision.wait_s is None:
+            tuning.keep_best(plan, directory, recorder)
             return recorder.finish(outcome, decision.why)
         recorder.restarting(outcome, decision)
         if stop := _signal_within(decision.wait_s, signals):
+            tuning.keep_best(plan, directory, recorder)
             return recorder.finish(stopped_by(stop))
         number += 1
 

@@ -12,7 +12,7 @@ from hvdtrain.spec.models import JobSpec
 
 
 def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
-    """Check the working directory, the program and its script, and that the hosts can be reached.
+    """Check the working directory, the program and its script, and that tuned values can be written.
 
     Raises:
         StartError: one of them isn't there.
@@ -24,6 +24,8 @@ def check_before_start(spec: JobSpec, plan: LaunchPlan) -> None:
     if not os.access(directory, os.X_OK):
         raise StartError("the working directory can't be entered", where=plan.directory, fix="check its permissions")
     _check_temporary_folder(plan.environment.get("TMPDIR"))
+    if plan.tuning and spec.horovod.tuned:
+        _check_tuned(spec.horovod.tuned)
     if all(placement.host in plan.agents for placement in plan.placements):
         # Nothing of the job runs on this machine; the hosts' agents look at theirs.
         return
@@ -42,6 +44,20 @@ def _check_temporary_folder(path: str | None) -> None:
             where=f"TMPDIR={path}",
             fix="make it, or set TMPDIR to one that can be written",
         )
+
+
+def _check_tuned(file: Path) -> None:
+    """What is found out in hours mustn't be lost at the end."""
+    folder = file.resolve().parent
+    if file.is_dir():
+        what = "is a folder"
+    elif not folder.is_dir():
+        what = "is in a folder that doesn't exist"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        what = "is in a folder that can't be written"
+    else:
+        return
+    raise StartError(f"the file for tuned values {what}", where=str(file), fix="correct horovod.tuned")
 
 
 def _check_command(command: tuple[str, ...], directory: Path, path: str) -> None:

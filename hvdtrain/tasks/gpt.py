@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import nn
-from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from hvdtrain.errors import UsageError
@@ -59,13 +58,26 @@ class GPTOptions(Options):
 
 
 class ByteGPT(Task):
-    """Predicts the next byte. Reports bits per byte: 8 is knowing nothing."""
+    """Predicts the next byte. Reports bits per byte: 8 is knowing nothing.
+
+    The model takes bytes ``[samples, positions]`` as int64 and gives logits ``[samples, positions, 256]``. Processes
+    of ``parallelism.tensor`` share its matrices and the vocabulary, so that each has the logits of a part of the bytes.
+    Embedding and output layer have weights of their own, since a pipeline has them in different processes.
+    """
 
     options: GPTOptions
 
-    def model(self) -> nn.Module:
-        """See `GPT`."""
-        return GPT(self.options)
+    def layers(self) -> list[Callable[[], nn.Module]]:
+        """Embedding, blocks and output layer (`hvdtrain.tasks.gpt_layers`)."""
+        # Horovod is loaded when training starts, so that options can be checked where it isn't built.
+        from hvdtrain.tasks.gpt_layers import Block, Embedding, Head
+
+        options, group = self.options, self.groups.tensor
+        return [
+            lambda: Embedding(VOCABULARY, options.context, options.width, group),
+            *[lambda: Block(options.width, options.heads, options.dropout, group)] * options.layers,
+            lambda: Head(VOCABULARY, options.width, group),
+        ]
 
     def optimizer(self, model: nn.Module, lr: float) -> torch.optim.Optimizer:
         """AdamW; vectors (norms, biases) don't decay."""
@@ -87,19 +99,20 @@ class ByteGPT(Task):
 
     def loss(self, model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
         """Cross-entropy of the next byte, in nats, one value per piece."""
+        from hvdtrain.parallel.torch.tensor import vocabulary_parallel_cross_entropy
+
         (text,) = batch
         text = text.long()
         logits = model(text[:, :-1])
-        return functional.cross_entropy(logits.transpose(1, 2), text[:, 1:], reduction="none").mean(1)
+        return vocabulary_parallel_cross_entropy(logits, text[:, 1:], self.groups.tensor, "none").mean(1)
 
     def metrics(self, model: nn.Module, batch: tuple[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Bits per byte."""
         return {"bits_per_byte": self.loss(model, batch) / math.log(2)}
 
-    def on_gradients(self, model: nn.Module) -> None:
-        """Clip."""
-        if self.options.clip_norm:
-            nn.utils.clip_grad_norm_(model.parameters(), self.options.clip_norm)
+    def max_gradient_norm(self) -> float | None:
+        """`GPTOptions.clip_norm`."""
+        return self.options.clip_norm
 
     def _pieces(self, *, evaluation: bool) -> TensorDataset:
         """Pieces of text, uint8, shape ``[pieces, context + 1]``; each starts with the last byte of the one before."""
@@ -112,58 +125,6 @@ class ByteGPT(Task):
             )
         data = torch.from_numpy(np.frombuffer(text, np.uint8).copy())
         return TensorDataset(data.unfold(0, context + 1, context))
-
-
-class GPT(nn.Module):
-    """A transformer decoder with learned positions and norms before each part (Radford et al. 2019).
-
-    Takes bytes ``[samples, positions]`` as int64, gives logits ``[samples, positions, 256]``.
-    """
-
-    def __init__(self, options: GPTOptions) -> None:
-        super().__init__()
-        self.bytes = nn.Embedding(VOCABULARY, options.width)
-        self.positions = nn.Embedding(options.context, options.width)
-        self.blocks = nn.Sequential(*(Block(options) for _ in range(options.layers)))
-        self.norm = nn.LayerNorm(options.width)
-        self.head = nn.Linear(options.width, VOCABULARY, bias=False)
-        for parameter in (self.bytes.weight, self.positions.weight, self.head.weight):
-            nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """The logits of each position's next byte."""
-        positions = self.positions.weight[: text.shape[1]]
-        logits: torch.Tensor = self.head(self.norm(self.blocks(self.bytes(text) + positions)))
-        return logits
-
-
-class Block(nn.Module):
-    """Causal self-attention, then a layer of four times the width; each is added to what came in."""
-
-    def __init__(self, options: GPTOptions) -> None:
-        super().__init__()
-        width = options.width
-        self.heads = options.heads
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.attend = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.dropout = nn.Dropout(options.dropout)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """From ``[samples, positions, width]`` to the same."""
-        hidden = hidden + self.dropout(self.attention(self.norms[0](hidden)))
-        return hidden + self.dropout(self.feed(self.norms[1](hidden)))
-
-    def attention(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Each position looks at itself and those before it: ``[samples, positions, width]`` to the same."""
-        # Heads become a dimension of their own: [samples, heads, positions, width / heads].
-        query, key, value = (
-            part.unflatten(2, (self.heads, -1)).transpose(1, 2) for part in self.attend(hidden).chunk(3, dim=2)
-        )
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        projected: torch.Tensor = self.project(seen.transpose(1, 2).flatten(2))
-        return projected
 
 
 def _library(limit: int, *, evaluation: bool) -> Iterator[bytes]:

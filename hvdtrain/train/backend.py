@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, SupportsFloat, TypeVar
 
 from hvdtrain.heartbeat import Heartbeat
+from hvdtrain.parallel.groups import Groups
 from hvdtrain.train.sharding import Indices
 
 T = TypeVar("T")
@@ -24,9 +25,27 @@ class Backend(Protocol):
     heartbeat: Heartbeat
     elastic: bool
     """Whether ranks may come and go."""
+    groups: Groups
+    """This rank's place on the grid of ranks, and the groups that it meets."""
     train_samples: int
     eval_samples: int
     """Samples for the evaluation; 0 where the task has none. Both numbers are known after `build`."""
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts the samples of a step are shared out."""
+
+    @property
+    def replica(self) -> int:
+        """Which of those parts is this rank's."""
+
+    @property
+    def stream(self) -> int:
+        """Number of this rank's random stream: ranks with the same number draw the same."""
+
+    @property
+    def parts(self) -> Sequence[int]:
+        """Ranks that write a part of each checkpoint, rank 0 among them; empty: rank 0 writes the whole."""
 
     def describe(self) -> str:
         """Framework, version, device and threads, for a line of the log."""
@@ -58,7 +77,7 @@ class Backend(Protocol):
         """
 
     def broadcast_state(self) -> None:
-        """Give all ranks the model and the optimizer of rank 0 (all ranks)."""
+        """Give all ranks the model and the optimizer of rank 0, or of the first that has the same part (all ranks)."""
 
     def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
         """A batch for each of the index arrays, on this rank's device; None for an empty one.
@@ -67,7 +86,7 @@ class Backend(Protocol):
         """
 
     def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
-        """One optimizer step on gradients averaged over the ranks (all ranks, also one whose batch is None).
+        """One optimizer step on gradients averaged over the replicas (all ranks, also one whose batch is None).
 
         Args:
             batch: from `train_batches`.
@@ -76,12 +95,16 @@ class Backend(Protocol):
             lr: rate of this step. Where the optimizer has several rates they keep their ratio.
 
         Returns:
-            The mean loss of this rank's samples, unweighted; 0 without samples. It is read when a line is logged and
-            not before, so that an accelerator needn't wait at every step.
+            The mean loss of this rank's samples, unweighted; 0 without samples, and where another rank of the same
+            replica tells it. It is read when a line is logged and not before, so that an accelerator needn't wait at
+            every step.
         """
 
+    def findings(self) -> list[str]:
+        """What has been found out about this training since the last call: a line each for people."""
+
     def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
-        """The sum over this rank's evaluation samples of each of the task's metrics; empty without samples.
+        """The sum over this rank's evaluation samples of each of the task's metrics; empty where `train_step` tells 0.
 
         It measures what `save` saves: state that ranks keep for themselves (the running statistics of batch
         normalisation) is rank 0's by then (all ranks).
@@ -97,21 +120,26 @@ class Backend(Protocol):
         """Each rank's value, by rank (all ranks)."""
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy model and optimizer into the host's memory. Rank 0 alone calls it, when the copy before is written.
+        """Copy model and optimizer, or this rank's part, into the host's memory, when the copy before is written.
+
+        Rank 0 calls it, and those in `parts`.
 
         Returns:
             What writes the copy into a folder that exists; another thread may call it while training goes on.
         """
 
     def restore(self, folder: Path) -> None:
-        """Read what a `snapshot` wrote. Rank 0 calls it, and all ranks then `broadcast_state`.
+        """Read what `snapshot` wrote, on this grid or another, and give it to all ranks (all ranks).
 
         Raises:
             UsageError: it doesn't fit the task's model and optimizer.
         """
 
     def digest(self) -> str:
-        """Of this rank's model and optimizer: the same on two ranks where these are, bit for bit."""
+        """Of this rank's model and optimizer: the same on two ranks where these are, bit for bit.
+
+        Ranks that differ on the grid's data axis alone must have the same.
+        """
 
     def random_state(self) -> dict[str, Any]:
         """Where this rank's random streams stand, as JSON."""

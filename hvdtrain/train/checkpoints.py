@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +18,18 @@ from hvdtrain.errors import HvdtrainError
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 _UNFINISHED = ".tmp-"
+_UNFINISHED_PART = ".tmp"
+_FAILED_PART = ".failed"
+# Parts of a checkpoint come over a shared folder.
+_LOOK_AGAIN_S = 0.02
+_PART_PATIENCE_S = 600.0
 _CHUNK = 2**20
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 class Checkpoints:
-    """The folder ``checkpoints/`` of a run. Rank 0 alone uses it, one thread at a time.
+    """The folder ``checkpoints/`` of a run. One thread at a time uses it, and rank 0 alone but for `write_part`.
 
     Args:
         folder: it is made when the first checkpoint is.
@@ -30,12 +37,46 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self._folder = folder
+        self.folder = self._folder = folder
         self._keep = keep
         # Those that were read as a whole, and how their files looked then: reading them all at each save is too slow.
         self._verified: dict[Path, Stamp] = {}
 
-    def write(self, step: int, state: dict[str, Any], save: Callable[[Path], None]) -> Path:
+    def begin(self, step: int) -> None:
+        """Make the folder that the parts of a step's checkpoint go into, and remove what a killed rank has left.
+
+        Raises:
+            HvdtrainError: it can't be made.
+        """
+        with _write_errors(step, self._folder):
+            for path in self._folder.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(path)
+            self._unfinished(step).mkdir(parents=True)
+
+    def write_part(self, step: int, rank: int, save: Callable[[Path], None]) -> None:
+        """Write one rank's part of a checkpoint that was begun, into a folder of its own.
+
+        Args:
+            step: number of steps done.
+            rank: whose part.
+            save: writes its files into the folder that it's given.
+
+        Raises:
+            HvdtrainError: it can't be written; whoever waits in `write` is told.
+        """
+        part = self._unfinished(step) / part_name(rank)
+        try:
+            with _write_errors(step, part):
+                unfinished = part.with_name(f"{part.name}{_UNFINISHED_PART}")
+                unfinished.mkdir()
+                save(unfinished)
+                unfinished.rename(part)
+        except HvdtrainError as error:
+            with contextlib.suppress(OSError):
+                part.with_name(f"{part.name}{_FAILED_PART}").write_text(error.what)
+            raise
+
+    def write(self, step: int, state: dict[str, Any], save: Callable[[Path], None], parts: Sequence[int] = ()) -> Path:
         """Add the checkpoint of a step; remove those of later steps and those that ``keep`` newer whole ones follow.
 
         Returns its folder.
@@ -44,34 +85,36 @@ class Checkpoints:
             step: number of steps done.
             state: counters and whatever else a resumed run needs, as JSON (``state.json``).
             save: writes the framework's own files into the folder that it's given.
+            parts: ranks that `write_part` after `begin`; their parts are waited for. Empty: ``save`` writes it all.
 
         Raises:
             HvdtrainError: it can't be written. Older checkpoints are untouched.
         """
         final = self._folder / contract.checkpoint_name(step)
-        temporary = self._folder / f"{_UNFINISHED}{final.name}"
+        temporary = self._unfinished(step)
         try:
-            self._remove_unfinished()
-            temporary.mkdir(parents=True)
-            save(temporary)
-            (temporary / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
-            # The manifest is the last file: without it a folder counts for nothing.
-            (temporary / MANIFEST_FILE).write_text(json.dumps(_manifest(temporary), indent=2) + "\n")
-            for path in (*temporary.rglob("*"), temporary):
-                _flush(path)
-            self._discard(final)
-            temporary.rename(final)
-            _flush(self._folder)
-            self._verified[final] = _stamp(final)
-            self._remove_old(final)
-        except OSError as error:
+            if not parts:
+                self.begin(step)
+            with _write_errors(step, final):
+                save(temporary)
+                _wait_for_parts(temporary, parts)
+                (temporary / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+                # The manifest is the last file: without it a folder counts for nothing.
+                (temporary / MANIFEST_FILE).write_text(json.dumps(_manifest(temporary), indent=2) + "\n")
+                for path in (*temporary.rglob("*"), temporary):
+                    _flush(path)
+                self._discard(final)
+                temporary.rename(final)
+                _flush(self._folder)
+                self._verified[final] = _stamp(final)
+                self._remove_old(final)
+        except HvdtrainError:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise HvdtrainError(
-                f"can't write the checkpoint of step {step}: {error.strerror or error}",
-                where=str(final),
-                fix="free some space, keep fewer (checkpoint.keep) or choose another folder with --runs DIRECTORY",
-            ) from error
+            raise
         return final
+
+    def _unfinished(self, step: int) -> Path:
+        return self._folder / f"{_UNFINISHED}{contract.checkpoint_name(step)}"
 
     def all(self) -> list[Path]:
         """Folders of all checkpoints, whole or not, the oldest first."""
@@ -124,10 +167,45 @@ class Checkpoints:
             checkpoint.rename(doomed)
             shutil.rmtree(doomed)
 
-    def _remove_unfinished(self) -> None:
-        """What a rank that was killed in the middle of writing has left."""
-        for path in self._folder.glob(f"{_UNFINISHED}*"):
-            shutil.rmtree(path)
+
+def part_name(rank: int) -> str:
+    """Folder of a rank's part in a checkpoint that several ranks have written."""
+    return f"part-{rank:05d}"
+
+
+def _wait_for_parts(folder: Path, parts: Sequence[int]) -> None:
+    """Until all parts are there.
+
+    Raises:
+        OSError: a rank couldn't write its part, or nothing has come for a long time.
+    """
+    missing = [folder / part_name(rank) for rank in parts]
+    since = time.monotonic()
+    while missing:
+        for part in missing:
+            failed = part.with_name(f"{part.name}{_FAILED_PART}")
+            if failed.exists():
+                raise OSError(f"{part.name}: {failed.read_text()}")
+        left = [part for part in missing if not part.exists()]
+        if len(left) < len(missing):
+            since = time.monotonic()
+        elif time.monotonic() - since > _PART_PATIENCE_S:
+            raise OSError(f"{left[0].name} didn't come for {_PART_PATIENCE_S:.0f} s")
+        missing = left
+        if missing:
+            time.sleep(_LOOK_AGAIN_S)
+
+
+@contextlib.contextmanager
+def _write_errors(step: int, where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise HvdtrainError(
+            f"can't write the checkpoint of step {step}: {error.strerror or error}",
+            where=str(where),
+            fix="free some space, keep fewer (checkpoint.keep) or choose another folder with --runs DIRECTORY",
+        ) from error
 
 
 def fault_of(checkpoint: Path) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.heartbeat import STOPPED
 from hvdtrain.train.backend import Backend
 from hvdtrain.train.checkpoints import Checkpoints
-from hvdtrain.train.evaluation import check_data, evaluate
+from hvdtrain.train.checks import check_data, check_folder
+from hvdtrain.train.evaluation import evaluate
 from hvdtrain.train.progress import Progress, Window
 from hvdtrain.train.saving import Saving
 from hvdtrain.train.schedule import Schedule, scaled_rate
@@ -87,7 +88,7 @@ def train(task: Task, run: Run) -> None:
         TrainingDivergedError: the loss became infinite or NaN.
         HvdtrainError: a checkpoint can't be written.
     """
-    backend = task.backend(compression=run.settings.compression)
+    backend = task.backend(run.settings)
     with Stopping(backend) as stopping:
         _Training(task, run, backend, stopping).run()
 
@@ -116,7 +117,7 @@ class _Training:
         backend, heartbeat = self._backend, self._backend.heartbeat
         heartbeat.doing("building")
         self._seed(0)
-        backend.build(scaled_rate(self._options, backend.size))
+        backend.build(scaled_rate(self._options, backend.replicas))
         finished = self._train_elastically() if backend.elastic else self._train_together()
         if finished:
             self._progress.done(self._step, time.monotonic() - started, self._results)
@@ -147,6 +148,7 @@ class _Training:
         """What is left of the training, with these ranks; False: stopped before the end."""
         self._plan()
         check_data(self._backend, self._run.name)
+        check_folder(self._backend, self._checkpoints.folder)
         self._restore()
         finished = self._train()
         if self._step > self._saved_step:
@@ -158,7 +160,7 @@ class _Training:
     def _plan(self) -> None:
         """Everything that follows from the options, the data and the number of ranks."""
         options, backend, run = self._options, self._backend, self._run
-        self._batches = run.settings.batches_of(backend.size)
+        self._batches = run.settings.batches_of(backend.replicas)
         self._global_batch = options.batch_size * self._batches
         self._steps_per_epoch = steps_per_epoch(backend.train_samples, self._global_batch)
         self._schedule = Schedule(options, size=self._batches, steps_per_epoch=self._steps_per_epoch)
@@ -259,7 +261,7 @@ class _Training:
         """What is left of the epoch; False: stopped in it or at its end."""
         options, backend = self._options, self._backend
         order = epoch_order(backend.train_samples, options.seed, self._epoch)[self._epoch_samples :]
-        mine = list(shares(order, self._global_batch, backend.rank, backend.size))
+        mine = list(shares(order, self._global_batch, backend.replica, backend.replicas))
         self._seed(self._epoch + 1)
         batches = backend.train_batches(share.indices for share in mine)
         self._restore_random_state()
@@ -307,6 +309,8 @@ class _Training:
                 fix=f"lower options.lr (the rate was {rate:.4g}), or warm up for longer; and look for NaN in the data",
             )
         self._progress.step(self._epoch + 1, self._step, loss, rate, self._window)
+        for finding in self._backend.findings():
+            self._progress.say(finding)
         self._window = Window()
 
     def _evaluate(self, epochs_done: int) -> None:
@@ -317,7 +321,7 @@ class _Training:
                 self._progress.evaluation(epochs_done, self._step, self._results)
 
     def _save(self, *, last: bool = False) -> None:
-        """Rank 0 copies what is to be saved and writes it behind the training; the others wait for the copy."""
+        """What is to be saved is copied, and written behind the training; ranks that save nothing wait for the copy."""
         self._saved_step = self._step
         self._backend.heartbeat.doing("checkpoint")
         state = State(
@@ -327,6 +331,7 @@ class _Training:
             train_samples=self._backend.train_samples,
             seed=self._options.seed,
             size=self._backend.size,
+            grid=asdict(self._backend.groups.grid),
             task=self._run.name,
             options=self._options.model_dump(mode="json"),
         )
@@ -338,8 +343,8 @@ class _Training:
 
         They depend on nothing that came before. Within an epoch a resumed run goes on with the checkpoint's streams.
         """
-        rank = self._backend.rank if part else 0
-        entropy = [self._options.seed, part, rank]
+        stream = self._backend.stream if part else 0
+        entropy = [self._options.seed, part, stream]
         if part and self._epoch_samples and not (self._resumed and self._resumed.streams):
             # In the middle of an epoch for another number of ranks: not once more the numbers of the epoch's begin.
             entropy.append(self._epoch_samples)

@@ -13,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdtrain import contract
 from hvdtrain.heartbeat import JOINING, Heartbeat
+from hvdtrain.parallel.groups import Groups, init
 
 # A rank may be lost while the others join. Each time costs Gloo's timeout (30 s) at most.
 _MOST_TRIES = 20
@@ -30,6 +31,7 @@ class Member:
         elastic: whether ranks may come and go.
         rank, size: as Horovod says.
         hosts: how many have a rank.
+        groups: this process's place on the grid of ranks.
     """
 
     def __init__(self, horovod: Any) -> None:
@@ -49,7 +51,7 @@ class Member:
         for attempt in range(1, _MOST_TRIES + 1):
             try:
                 with self.heartbeat.collective(JOINING):
-                    self._horovod.init()
+                    self.groups: Groups = init(self._horovod)
                 break
             except (ValueError, RuntimeError) as error:
                 if not self.elastic or attempt == _MOST_TRIES:
@@ -61,9 +63,24 @@ class Member:
             # Both do nothing the second time.
             notification_manager.init()
             notification_manager.register_listener(self)
-        self.rank: int = self._horovod.rank()
+        self.rank: int = self.groups.rank
         self.size: int = self._horovod.size()
         self.hosts: int = max(1, self.size // self.local_size())
+
+    @property
+    def replicas(self) -> int:
+        """Into how many parts the samples of a step are shared out."""
+        return self.groups.grid.replicas
+
+    @property
+    def replica(self) -> int:
+        """Which of those parts is this rank's."""
+        return self.groups.replicas.rank
+
+    @property
+    def stream(self) -> int:
+        """Number of this rank's random stream: tensor groups share one."""
+        return self.groups.tensor.ranks[0]
 
     def rejoin(self) -> None:
         """Leave, and take part with the ranks that are there now (all ranks): rank and size may have changed."""
@@ -75,6 +92,10 @@ class Member:
     def is_lost_rank(self, error: Exception) -> bool:
         """Whether an error of a collective says that another rank of an elastic job has left."""
         return self.elastic and isinstance(error, HorovodInternalError)
+
+    def findings(self) -> list[str]:
+        """Nothing, where nothing is tried out."""
+        return []
 
     def local_size(self) -> int:
         """Ranks on this host, as the launcher knows: for Horovod each rank of an elastic job is a host of its own."""

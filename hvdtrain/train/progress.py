@@ -89,6 +89,9 @@ class Progress:
             f"{_count(options.epochs, 'epoch')} of {_count(steps_per_epoch, 'step')}"
         )
         share = f"{options.batch_size} per worker" if batches == backend.size else f"that of {batches} workers"
+        if not backend.groups.grid.is_data_parallel:
+            share = f"{options.batch_size} for each of {_count(batches, 'part')} of the samples"
+            self.say(f"grid: {backend.groups.grid.in_words()}")
         self.say(f"global batch {options.batch_size * batches} ({share}); {rate}")
 
     def resumed(self, state: State, size: int) -> None:

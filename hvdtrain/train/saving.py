@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.train.backend import Backend
 from hvdtrain.train.checkpoints import Checkpoints
@@ -21,22 +22,21 @@ _TOLD_AGAIN = 1.25
 
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time.
+    """Writes in a thread, one thing at a time.
 
     Attributes:
         write_s: seconds that the last write took.
     """
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._checkpoints = checkpoints
+    def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.write_s = 0.0
 
-    def begin(self, state: State, save: Callable[[Path], None]) -> None:
+    def begin(self, write: Callable[[], object]) -> None:
         """Start to write; the write before has been waited for."""
         # Not a daemon: the interpreter waits for it, so that an error elsewhere costs no checkpoint.
-        self._thread = threading.Thread(target=self._write, args=(state, save), name="hvdtrain-checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(write,), name="hvdtrain-checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -60,10 +60,10 @@ class Writer:
         if error is not None:
             raise error
 
-    def _write(self, state: State, save: Callable[[Path], None]) -> None:
+    def _write(self, write: Callable[[], object]) -> None:
         started = time.monotonic()
         try:
-            self._checkpoints.write(state.step, state.model_dump(mode="json"), save)
+            write()
         except BaseException as error:
             self._error = error
         self.write_s = time.monotonic() - started
@@ -91,7 +91,8 @@ class Saving:
     ) -> None:
         self._every = settings.every_steps
         self._backend = backend
-        self._writer = Writer(checkpoints)
+        self._checkpoints = checkpoints
+        self._writer = Writer()
         self._run_folder = run_folder
         self._say = say
         self._next_step = 0
@@ -125,20 +126,37 @@ class Saving:
         """
         started = time.monotonic()
         backend = self._backend
+        # First, or there would be two copies in memory.
+        self._writer.wait()
+        if backend.rank == 0 and backend.parts:
+            # Before the ranks meet: none writes its part before there is a folder for it.
+            self._checkpoints.begin(state.step)
         streams = backend.gather(backend.random_state())
-        if backend.rank == 0:
-            # First, or there would be two copies in memory.
-            self._writer.wait()
-            write_copy = backend.snapshot()
-
-            def write(folder: Path) -> None:
-                write_copy(folder)
-                (folder / RANDOM_FILE).write_text(json.dumps(streams))
-
-            self._writer.begin(state, write)
+        if backend.rank == 0 or backend.rank in backend.parts:
+            self._begin(state, streams)
         if self._every == "auto" and not last:
             chosen = self._choose(state.step, time.monotonic() - started) if backend.rank == 0 else 0
             self._next_step = backend.broadcast_object(chosen)
+
+    def _begin(self, state: State, streams: list[dict[str, Any]]) -> None:
+        """Copy this rank's part and begin to write it."""
+        backend, step = self._backend, state.step
+        write_copy = backend.snapshot()
+
+        def write_part() -> None:
+            self._checkpoints.write_part(step, backend.rank, write_copy)
+
+        def write(folder: Path) -> None:
+            (folder / RANDOM_FILE).write_text(json.dumps(streams))
+            if backend.parts:
+                write_part()
+            else:
+                write_copy(folder)
+
+        def write_all() -> None:
+            self._checkpoints.write(step, state.model_dump(mode="json"), write, backend.parts)
+
+        self._writer.begin(write_all if backend.rank == 0 else write_part)
 
     def finish(self) -> None:
         """Wait until everything is on disk.

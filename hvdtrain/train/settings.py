@@ -1,4 +1,4 @@
-"""What the launcher tells the loop beside the task's own options: the job spec's ``checkpoint`` and ``horovod``."""
+"""What the launcher tells the loop beside the task's own options: parts of the job spec."""
 
 from __future__ import annotations
 
@@ -25,15 +25,28 @@ class ElasticSettings(BaseModel):
     workers: Annotated[int, Field(ge=1)]
 
 
+class ParallelismSettings(BaseModel):
+    """How a training is divided, beside the grid of ranks (`hvdtrain.parallel.groups`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shard_optimizer: bool = False
+    micro_batches: Annotated[int, Field(ge=1)] | None = None
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    cut_by: Literal["parameters", "time"] = "parameters"
+    recompute: bool = False
+
+
 class Settings(BaseModel):
     """`hvdtrain.contract.SETTINGS` as a type."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     checkpoint: CheckpointSettings = CheckpointSettings()
-    compression: Literal["none", "fp16"] = "none"
+    compression: Literal["none", "fp16", "bf16", "topk", "auto"] = "none"
+    parallelism: ParallelismSettings = ParallelismSettings()
     elastic: ElasticSettings | None = None
 
-    def batches_of(self, size: int) -> int:
-        """Of how many workers' batches a step of ``size`` workers takes the samples, and the rate is for."""
-        return self.elastic.workers if self.elastic and self.elastic.batch == "keep_global" else size
+    def batches_of(self, replicas: int) -> int:
+        """Of how many batches a step of so many replicas takes the samples, and the rate is for."""
+        return self.elastic.workers if self.elastic and self.elastic.batch == "keep_global" else replicas

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class State(BaseModel):
         train_samples: samples of an epoch.
         seed: of the order of the samples.
         size: number of ranks.
+        grid: how they were laid out, axis by axis.
         task: ``module:Class``.
         options: the task's.
     """
@@ -42,6 +44,7 @@ class State(BaseModel):
     train_samples: int
     seed: int
     size: int
+    grid: dict[str, int] = {}
     task: str
     options: dict[str, Any]
 
@@ -52,8 +55,8 @@ class Resumed(BaseModel):
     Attributes:
         name: of the checkpoint's folder.
         state: its counters.
-        streams: this rank's random streams, for `Backend.set_random_state`; None where the number of ranks has changed,
-            and at the beginning of an epoch, where the streams begin anew.
+        streams: this rank's random streams, for `Backend.set_random_state`; None where the grid has changed, and at
+            the beginning of an epoch, where the streams begin anew.
     """
 
     name: str
@@ -86,11 +89,9 @@ def resume(checkpoints: Checkpoints, backend: Backend, task: str, options: Optio
             f"can't go on from checkpoint {name}: {fault}",
             fix="start a new run, or give the job what it had when the checkpoint was written",
         )
-    if folder:
-        backend.restore(folder)
-    backend.broadcast_state()
+    backend.restore(checkpoints.folder / name)
     _require_equal(backend)
-    goes_on = state.size == backend.size and state.epoch_samples
+    goes_on = state.grid == asdict(backend.groups.grid) and state.epoch_samples
     return Resumed(name=name, state=state, streams=streams[backend.rank] if goes_on else None)
 
 
@@ -116,11 +117,12 @@ def _why_not(state: State, task: str, options: Options, train_samples: int) -> s
 
 
 def _require_equal(backend: Backend) -> None:
-    digests = backend.gather(backend.digest())
-    differing = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    told = backend.gather((backend.groups.data.ranks[0], backend.digest()))
+    differing = [(rank, twin) for rank, (twin, digest) in enumerate(told) if digest != told[twin][1]]
     if differing:
+        rank, twin = differing[0]
         raise HvdtrainError(
-            f"rank {differing[0]} has another model or optimizer than rank 0 after the checkpoint was restored",
+            f"rank {rank} has another model or optimizer than rank {twin} after the checkpoint was restored",
             fix="let model() and optimizer() make the same on every rank",
         )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any
 
+from hvdtrain.parallel.groups import Groups
 from hvdtrain.train.backend import Backend
 from hvdtrain.train.options import Options
+from hvdtrain.train.settings import Settings
 
 
 class Task(ABC):
@@ -16,6 +18,8 @@ class Task(ABC):
     """
 
     options: Options
+    groups: Groups
+    """This rank's place on the grid of ranks; it's there when `model` is called."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -45,5 +49,5 @@ class Task(ABC):
         return {"loss": self.loss(model, batch)}
 
     @abstractmethod
-    def backend(self, *, compression: Literal["none", "fp16"]) -> Backend:
+    def backend(self, settings: Settings) -> Backend:
         """Start the framework and Horovod for this task. The base class of each framework has it."""

@@ -10,7 +10,7 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import keras
 import numpy as np
@@ -18,11 +18,15 @@ import tensorflow as tf
 
 import hvdtrain.keras as hvd
 from hvdtrain.errors import UsageError
+from hvdtrain.keras.compression import Auto, compression_of
+from hvdtrain.parallel.cut import cut_of
 from hvdtrain.train import random_state
 from hvdtrain.train.keras.data import Samples
+from hvdtrain.train.keras.shared import Whole, broadcast, collect, hand_out, state_of
 from hvdtrain.train.keras.task import Task
 from hvdtrain.train.keras.twin import Saver
 from hvdtrain.train.membership import Member
+from hvdtrain.train.settings import Settings
 from hvdtrain.train.sharding import Indices
 
 T = TypeVar("T")
@@ -33,17 +37,51 @@ MODEL_FILE = "model.keras"
 class KerasBackend(Member):
     """One rank's data, model and optimizer (see `hvdtrain.train.backend.Backend` for the methods)."""
 
-    def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
+    def __init__(self, task: Task, settings: Settings) -> None:
         self._task = task
-        self._compression = compression
+        self._compression = compression_of(getattr(hvd.Compression, settings.compression))
         super().__init__(hvd)
+        task.groups = self.groups
+        self._refuse(settings)
         self.train_samples = 0
         self.eval_samples = 0
         self._seed = 0
         self._seed_states: list[keras.Variable] = []
         # Of rank 0, which may be another one later.
         self._saver: Saver | None = None
+        # Of rank 0 on a grid.
+        self._whole: Whole | None = None
         self._device = _choose_device(hvd.local_rank(), self.local_size())
+
+    @property
+    def parts(self) -> Sequence[int]:
+        """On a grid, those that give rank 0 what it writes: who has no file of its own still waits for the folder."""
+        grid = self.groups.grid
+        if grid.is_data_parallel:
+            return ()
+        return [rank for rank in range(grid.size) if grid.coordinates(rank)["data"] == 0]
+
+    @property
+    def _tells(self) -> bool:
+        """Whether this rank speaks for its replica, of which all ranks have the same outputs."""
+        return self.groups.tensor.rank == 0
+
+    def _refuse(self, settings: Settings) -> None:
+        """What PyTorch's tasks can do alone."""
+        divided, stages = settings.parallelism, self.groups.grid.pipeline
+        reasons = {
+            f"pipeline: {stages}": stages > 1 and "a Keras model isn't cut into stages",
+            "shard_optimizer": divided.shard_optimizer and "a Keras optimizer keeps its state with whole variables",
+            f"micro_batches: {divided.micro_batches}": divided.micro_batches is not None
+            and "a Keras step computes its batch in one part; the optimizer's gradient_accumulation_steps adds up",
+        }
+        for what, reason in reasons.items():
+            if reason:
+                raise UsageError(
+                    f"parallelism.{what} is for PyTorch's tasks, and this is one of Keras: {reason}",
+                    where=type(self._task).__name__,
+                    fix="leave it out; a Keras task can be divided by data, tensor and embedding",
+                )
 
     def is_lost_rank(self, error: Exception) -> bool:
         """Horovod's own error, or TensorFlow's with its words."""
@@ -56,6 +94,10 @@ class KerasBackend(Member):
     def rejoin(self) -> None:
         """Comes together with the ranks that are there now, and traces the steps for them."""
         super().rejoin()
+        self._task.groups = self.groups
+        if isinstance(self._compression, Auto):
+            # Ranks that are new try it before their first step, and so must all.
+            self._compression.forget()
         self._compile_steps()
         if self.rank == 0 and self._saver is None:
             self._saver = Saver(self._model)
@@ -87,7 +129,9 @@ class KerasBackend(Member):
         np.random.seed(seed)
         # Layers such as Dropout have generators of their own, which are seeded when they are made and never again.
         for number, state in enumerate(self._seed_states):
-            state.assign([int(np.random.SeedSequence([seed, number]).generate_state(1)[0]), 0])
+            # The ranks of a tensor group draw the same, but for activations that are cut.
+            own = [self.groups.tensor.rank] if cut_of(state) else []
+            state.assign([int(np.random.SeedSequence([seed, number, *own]).generate_state(1)[0]), 0])
 
     def build(self, lr: float) -> None:
         """Makes data, model and optimizer, and traces the steps."""
@@ -96,34 +140,42 @@ class KerasBackend(Member):
         self._eval_data = Samples(self._task.eval_data(), "eval_data()")
         self.train_samples = len(self._train_data)
         self.eval_samples = len(self._eval_data)
-        self._model = self._task.model()
-        optimizer = self._task.optimizer(self._model, lr)
         if not self.train_samples:
             return
-        if not self._model.built:
-            self._task.loss(self._model, self._train_data.batch(np.zeros(1, np.int64)))
+        self._model, optimizer = self._make(lr)
         # Compiled for what that adds: loss scaling under mixed_float16, and the optimizer in the saved model.
-        compression = getattr(hvd.Compression, self._compression)
-        self._model.compile(hvd.DistributedOptimizer(optimizer, compression=compression))
+        # An elastic job's groups change, and it is data parallel.
+        parallel = None if self.groups.grid.is_data_parallel else self.groups
+        self._model.compile(hvd.DistributedOptimizer(optimizer, compression=self._compression, parallel=parallel))
         self._optimizer = self._model.optimizer
         self._optimizer.build(self._model.trainable_variables)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]
         self._rate = lr
         self._rates = _learning_rates(self._optimizer, lr)
         self._compile_steps()
-        if self.rank == 0:
+        if self.rank == 0 and parallel:
+            self._whole = Whole(self._task, lambda: self._make(lr), state_of(self._model))
+        elif self.rank == 0:
             self._saver = Saver(self._model)
 
+    def _make(self, lr: float) -> tuple[keras.Model, keras.optimizers.Optimizer]:
+        """The task's model, with its variables, and its optimizer."""
+        model = self._task.model()
+        optimizer = self._task.optimizer(model, lr)
+        if not model.built:
+            self._task.loss(model, self._train_data.batch(np.zeros(1, np.int64)))
+        return model, optimizer
+
     def broadcast_state(self) -> None:
-        """Gives all ranks rank 0's weights and optimizer state."""
+        """Gives all ranks the weights and the optimizer state of the first that has the same part: rank 0's."""
         with self.heartbeat.collective("broadcast of the model"):
-            hvd.broadcast_model(self._model, root_rank=0)
+            broadcast(state_of(self._model), self.groups)
         # The learning rate is one of the optimizer's variables.
         self._rate = math.nan
 
     def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
-        """A batch for each of the index arrays; None for an empty one."""
-        return self._train_data.batches(indices)
+        """A batch for each of the index arrays; for an empty one None, or where tables are shared no samples."""
+        return self._train_data.batches(indices, keep_empty=self._meets_empty)
 
     def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
         """One step of all ranks, whatever their numbers of samples."""
@@ -133,22 +185,35 @@ class KerasBackend(Member):
             self._rate = lr
         # The ranks meet inside the compiled step: from out here nobody sees whether it computes or waits.
         self.heartbeat.doing("step")
-        if not samples:
+        if batch is None:
             self._idle_step()
             return 0.0
         loss: SupportsFloat = self._weighted_step(batch, tf.constant(weight, tf.float32))
-        return loss
+        return loss if samples and self._tells else 0.0
+
+    def findings(self) -> list[str]:
+        """What the compression's trial has found, once."""
+        if not isinstance(self._compression, Auto):
+            return []
+        found, self._compression.why = self._compression.why, []
+        return found
+
+    @property
+    def _meets_empty(self) -> bool:
+        """Whether a rank without samples goes through the model all the same: its tables are other ranks' too."""
+        return self.groups.embedding.size > 1
 
     def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
         """The sum of each metric over this rank's samples."""
         with self.heartbeat.collective("broadcast of the statistics"):
-            hvd.broadcast_variables(self._model.non_trainable_weights, root_rank=0)
+            broadcast(self._model.non_trainable_weights, self.groups)
         sums: dict[str, Any] = {}
-        for batch in self._eval_data.batches(indices):
+        for numbers in indices:
             # Again with each batch: an evaluation that goes on, however long it takes, doesn't hang.
             self.heartbeat.doing("evaluation")
-            if batch is not None:
-                for name, value in self._measure(batch).items():
+            if len(numbers) or self._meets_empty:
+                measured = self._measure(self._eval_data.batch(numbers))
+                for name, value in measured.items() if len(numbers) and self._tells else ():
                     sums[name] = sums.get(name, 0.0) + value
         return {name: float(value) for name, value in sums.items()}
 
@@ -172,25 +237,42 @@ class KerasBackend(Member):
 
     def snapshot(self) -> Callable[[Path], None]:
         """What is returned writes `MODEL_FILE`, with the optimizer; it loads without Horovod."""
-        assert self._saver is not None
-        write = self._saver.take()
-        return lambda folder: write(folder / MODEL_FILE)
+        if self._saver is not None:
+            write = self._saver.take()
+            return lambda folder: write(folder / MODEL_FILE)
+        with self.heartbeat.collective("gathering of the model"):
+            wholes = collect(state_of(self._model), self.groups)
+        if self._whole is None:
+            return lambda folder: None
+        write_whole = self._whole.take(wholes)
+        # It isn't rank 0's part alone.
+        return lambda folder: write_whole(folder.parent / MODEL_FILE)
 
     def restore(self, folder: Path) -> None:
-        """Reads what `snapshot` wrote."""
+        """Rank 0 reads what `snapshot` wrote, and gives all ranks what they have of it."""
+        wholes = []
         try:
-            self._model.load_weights(folder / MODEL_FILE)
+            if self._whole is not None:
+                wholes = self._whole.read(folder / MODEL_FILE)
+            elif self.rank == 0:
+                self._model.load_weights(folder / MODEL_FILE)
         except (RuntimeError, ValueError, KeyError) as error:
             raise UsageError(
                 f"the checkpoint doesn't fit the task's model and optimizer: {error}",
                 where=str(folder),
                 fix="start a new run, or make the model and the optimizer as they were",
             ) from error
+        if self.parts:
+            with self.heartbeat.collective("broadcast of the checkpoint"):
+                hand_out(state_of(self._model), wholes, self.groups)
+            self._rate = math.nan
+        else:
+            self.broadcast_state()
 
     def digest(self) -> str:
         """Of weights and optimizer. Generators' states aren't part of it: they differ by rank."""
         found = hashlib.blake2b(digest_size=16)
-        for variable in [*self._model.weights, *self._optimizer.variables]:
+        for variable in state_of(self._model):
             found.update(np.ascontiguousarray(variable.numpy()).tobytes())
         return found.hexdigest()
 
@@ -212,8 +294,8 @@ class KerasBackend(Member):
 
     def _compile_steps(self) -> None:
         """Traces the step once, for batches of any size, here and not in the first, measured step."""
-        # Random operations in the task's own functions are seeded here. They must differ by rank.
-        keras.utils.set_random_seed((self._seed + 1 + self.rank) % 2**32)
+        # Random operations in the task's own functions are seeded here. They must differ by replica.
+        keras.utils.set_random_seed((self._seed + 1 + self.stream) % 2**32)
         self._has_gradient: list[bool] = []
         # Without AutoGraph, which doesn't let hvdtrain's own errors through.
         compiled = functools.partial(tf.function, autograph=False, reduce_retracing=True)
@@ -227,16 +309,14 @@ class KerasBackend(Member):
     def _trace_weighted_step(self, batch: Any, weight: Any) -> Any:
         variables = self._model.trainable_variables
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(_mean_or_per_sample(self._task.loss(self._model, batch), "loss()"))
-            scaled = self._optimizer.scale_loss(loss)
+            loss = _mean(_mean_or_per_sample(self._task.loss(self._model, batch), "loss()"))
+            # Here and not on the gradients: those of shared tables go to other ranks within the backward pass.
+            scaled = self._optimizer.scale_loss(loss * tf.cast(weight, loss.dtype))
         gradients = tape.gradient(scaled, variables)
         self._has_gradient = [gradient is not None for gradient in gradients]
         # Dense, because a rank without samples has dense zeros where the others would have sparse gradients.
-        weighted = [
-            None if gradient is None else tf.convert_to_tensor(gradient) * tf.cast(weight, gradient.dtype)
-            for gradient in gradients
-        ]
-        self._optimizer.apply(weighted, variables)
+        dense = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        self._optimizer.apply(dense, variables)
         return loss
 
     def _trace_idle_step(self) -> None:
@@ -289,6 +369,12 @@ def _learning_rates(optimizer: keras.optimizers.Optimizer, lr: float) -> list[tu
             fix="make it with learning_rate=lr, and choose warm-up and decay in the job's options",
         )
     return rates
+
+
+def _mean(loss: tf.Tensor) -> tf.Tensor:
+    """The mean of a batch's losses, in float32 at least; 0 of none, where a mean would be no number."""
+    precise = loss if loss.dtype == tf.float64 else tf.cast(loss, tf.float32)
+    return tf.reduce_sum(precise) / tf.cast(tf.maximum(tf.size(precise), 1), precise.dtype)
 
 
 def _mean_or_per_sample(value: Any, source: str) -> tf.Tensor:

@@ -33,13 +33,16 @@ class Samples:
 
     def batch(self, numbers: Indices) -> Any:
         """The samples as tensors, the sample first."""
+        if not self._is_arrays and not len(numbers):
+            # The task's own object needn't know what no samples are.
+            return tf.nest.map_structure(lambda tensor: tensor[:0], self.batch(np.zeros(1, np.int64)))
         if self._is_arrays:
             return tf.nest.map_structure(lambda array: tf.convert_to_tensor(np.asarray(array)[numbers]), self._data)
         return tf.nest.map_structure(tf.convert_to_tensor, self._data[numbers])
 
-    def batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
-        """A batch for each of the index arrays; None for an empty one."""
-        return (self.batch(numbers) if len(numbers) else None for numbers in indices)
+    def batches(self, indices: Iterable[Indices], *, keep_empty: bool = False) -> Iterator[Any]:
+        """A batch for each of the index arrays; None for an empty one, unless it is kept."""
+        return (self.batch(numbers) if len(numbers) or keep_empty else None for numbers in indices)
 
     def signature(self) -> Any:
         """A batch's types and shapes, for any number of samples."""

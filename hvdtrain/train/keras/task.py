@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hvdtrain.train import task
 from hvdtrain.train.backend import Backend
+from hvdtrain.train.settings import Settings
 
 
 class Task(task.Task):
@@ -55,9 +56,9 @@ class Task(task.Task):
         """
         return {"loss": self.loss(model, batch, training=False)}
 
-    def backend(self, *, compression: Literal["none", "fp16"]) -> Backend:
+    def backend(self, settings: Settings) -> Backend:
         """Start TensorFlow and Horovod in this process."""
         # Horovod is loaded when training starts, so that a task's options can be checked where it isn't built.
         from hvdtrain.train.keras.backend import KerasBackend
 
-        return KerasBackend(self, compression=compression)
+        return KerasBackend(self, settings)

@@ -7,40 +7,87 @@ from __future__ import annotations
 import copy
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import horovod.torch as hvd
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset
 
 from hvdtrain.errors import UsageError
+from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.torch.compression import Reducer, make_reducer
+from hvdtrain.parallel.torch.compression_auto import Auto
+from hvdtrain.parallel.torch.cuts import cut_of
+from hvdtrain.parallel.torch.exchange import GradientExchange
+from hvdtrain.parallel.torch.sharded import ShardedOptimizer, load_pieces, state_pieces
 from hvdtrain.train import random_state
 from hvdtrain.train.membership import Member
+from hvdtrain.train.settings import Settings
 from hvdtrain.train.sharding import Indices
 from hvdtrain.train.torch import files
+from hvdtrain.train.torch.feed import Feed, Parts, length, mean_loss, per_sample_or_mean
+from hvdtrain.train.torch.norms import clip
+from hvdtrain.train.torch.parts import (
+    MODEL_FILE,
+    NAMES,
+    OPTIMIZER_FILE,
+    PART_FILE,
+    Saved,
+    load_model,
+    part_of_rank,
+    piece,
+    plain_optimizer_state,
+)
+from hvdtrain.train.torch.piped import Piped
 from hvdtrain.train.torch.task import Task
 
 T = TypeVar("T")
 
-MODEL_FILE = "model.pt"
-OPTIMIZER_FILE = "optimizer.pt"
+# Enough micro-batches for each stage that filling and draining the pipeline costs a fifth at most.
+_MICRO_BATCHES_PER_STAGE = 4
 
 
 class TorchBackend(Member):
     """One rank's data, model and optimizer (see `hvdtrain.train.backend.Backend` for the methods)."""
 
-    def __init__(self, task: Task, *, compression: Literal["none", "fp16"]) -> None:
+    def __init__(self, task: Task, settings: Settings) -> None:
         self._task = task
-        self._compression = compression
+        self._settings = settings
+        self._divided = settings.parallelism
         super().__init__(hvd)
+        task.groups = self.groups
         self.train_samples = 0
         self.eval_samples = 0
+        self._exchange: Any = None
+        self._reducer: Reducer | None = None
+        self._told = set[str]()
         self._device = _choose_device(hvd.local_rank())
         self._share_cores(self.local_size())
-        self._clips = type(task).on_gradients is not Task.on_gradients
+        self._looks_at_gradients = type(task).on_gradients is not Task.on_gradients
+        self._refuse()
+
+    @property
+    def parts(self) -> Sequence[int]:
+        grid = self.groups.grid
+        if self._divided.shard_optimizer:
+            return range(grid.size)
+        if grid.is_data_parallel:
+            return ()
+        return [rank for rank in range(grid.size) if grid.coordinates(rank)["data"] == 0]
+
+    @property
+    def _tells(self) -> bool:
+        """Whether this rank speaks for its replica: it has the outputs, and no other rank before it has them."""
+        return self.groups.tensor.rank == 0 and self.groups.after is None
+
+    def rejoin(self) -> None:
+        super().rejoin()
+        self._task.groups = self.groups
+        if isinstance(self._exchange, GradientExchange):
+            self._exchange.remove()
+            self._exchange = self._make_exchange()
 
     def remember(self) -> None:
         self._memory = self._copy_state()
@@ -65,67 +112,114 @@ class TorchBackend(Member):
     def build(self, lr: float) -> None:
         self._train_data = self._task.train_data()
         self._eval_data = self._task.eval_data()
-        self.train_samples = _length(self._train_data, "train_data()")
-        self.eval_samples = 0 if self._eval_data is None else _length(self._eval_data, "eval_data()")
-        self._model = self._task.model().to(self._device)
+        self.train_samples = length(self._train_data, "train_data()")
+        self.eval_samples = 0 if self._eval_data is None else length(self._eval_data, "eval_data()")
+        grid, divided = self.groups.grid, self._divided
+        passes = divided.micro_batches or (_MICRO_BATCHES_PER_STAGE * grid.pipeline if grid.pipeline > 1 else 1)
+        # Each pass of a layer whose table ranks share is a meeting of these ranks.
+        shares_tables = grid.embedding > 1
+        self._feed = Feed(self._task, self._device, passes=passes, keep_empty=shares_tables)
+        self._eval_feed = Feed(self._task, self._device, passes=1, keep_empty=shares_tables)
+        self._piped = None
+        if grid.pipeline > 1:
+            self._piped = Piped(self._task, self.groups, divided, self._device, self.heartbeat, self._sample_of)
+            self._model = self._piped.stage
+        else:
+            self._model = self._task.model().to(self._device)
         optimizer = self._task.optimizer(self._model, lr)
         self._rate_ratios = [group["lr"] / lr for group in optimizer.param_groups]
-        self._optimizer = hvd.DistributedOptimizer(
-            optimizer,
-            named_parameters=self._model.named_parameters(),
-            compression=getattr(hvd.Compression, self._compression),
-            # A rank without samples has dense zeros where the others have sparse gradients.
-            sparse_as_dense=True,
-        )
+        self._names = _names(optimizer, self._model)
+        self._optimizer: Any = optimizer
+        if divided.shard_optimizer:
+            self._optimizer = self._exchange = ShardedOptimizer(optimizer, self._trained(), self._group_of)
+        else:
+            self._exchange = self._make_exchange()
+
+    def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+
+    def _make_exchange(self) -> GradientExchange:
+        self._reducer = make_reducer(self._settings.compression)
+        self._told = set[str]()
+        return GradientExchange(self._trained(), self._group_of, self._reducer)
 
     def broadcast_state(self) -> None:
         with self.heartbeat.collective("broadcast of the model"):
-            hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
-        # Horovod's own broadcast_optimizer_state takes a step with zero gradients if there was none yet, and so counts
-        # it and applies weight decay.
-        state = self.broadcast_object(files.pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
-        if self.rank != 0:
-            self._optimizer.load_state_dict(files.unpack(state))
+            self._broadcast_model()
+        if not self.parts:
+            # Horovod's own broadcast_optimizer_state takes a step with zero gradients if there was none yet, and so
+            # counts it and applies weight decay.
+            state = self.broadcast_object(files.pack(self._optimizer.state_dict()) if self.rank == 0 else b"")
+            if self.rank != 0:
+                self._optimizer.load_state_dict(files.unpack(state))
 
-    def train_batches(self, indices: Iterable[Indices]) -> Iterator[Any]:
+    def train_batches(self, indices: Iterable[Indices]) -> Iterator[Parts]:
         self._model.train()
-        return self._batches(self._train_data, indices)
+        return self._feed.batches(self._train_data, indices)
 
-    def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
+    def train_step(self, batch: Parts, samples: int, weight: float, lr: float) -> SupportsFloat:
         for group, ratio in zip(self._optimizer.param_groups, self._rate_ratios, strict=True):
             group["lr"] = lr * ratio
-        self._optimizer.zero_grad()
-        loss: SupportsFloat = 0.0
-        # Without samples there is no backward pass; the step itself then gives zeros to the average.
-        if samples:
-            mean = _per_sample_or_mean(self._task.loss(self._model, batch), samples, "loss()")
-            if mean.ndim:
-                mean = mean.mean()
-            (mean if weight == 1 else mean * weight).backward()
-            loss = mean.detach()
+        # Without samples there is no backward pass; zeros are this rank's part in the average.
+        self._exchange.begin(len(batch))
+        loss = self._pass_through(batch, samples, weight) if batch else 0.0
         with self.heartbeat.collective("gradients"):
-            self._optimizer.synchronize()
-        if self._clips:
+            self._exchange.finish()
+        if (limit := self._task.max_gradient_norm()) is not None:
+            with self.heartbeat.collective("norm of the gradients"):
+                clip(
+                    self.groups,
+                    limit,
+                    sharded=self._divided.shard_optimizer,
+                    squared_norm=self._exchange.squared_norm,
+                    scale=self._exchange.scale_gradients,
+                )
+        if self._looks_at_gradients:
             self._task.on_gradients(self._model)
-        with self._optimizer.skip_synchronize():
+        with self.heartbeat.collective("parameters"):
             self._optimizer.step()
-        return loss
+        return loss if self._tells else 0.0
+
+    def _pass_through(self, batch: Parts, samples: int, weight: float) -> SupportsFloat:
+        """Forward and backward, part by part. Returns the mean loss of the samples, where this rank has it."""
+        shares = [number / samples if samples else 0.0 for _, number in batch]
+        if self._piped:
+            return self._piped.step(batch, shares, weight)
+        total: Any = 0.0
+        for (part, number), share in zip(batch, shares, strict=True):
+            mean = mean_loss(self._task.loss(self._model, part), number)
+            factor = weight * share
+            (mean if factor == 1 else mean * factor).backward()
+            # The mean of no samples is no number.
+            total = total + (mean.detach() * share if number else 0.0)
+        return total
+
+    def findings(self) -> list[str]:
+        found = self._reducer.why if isinstance(self._reducer, Auto) else {}
+        new = [line for group, line in found.items() if group not in self._told]
+        self._told.update(found)
+        return new
 
     def evaluate(self, indices: Iterable[Indices]) -> dict[str, float]:
         self._broadcast_buffers()
         self._model.eval()
         sums: dict[str, torch.Tensor] = {}
-        arrays = list(indices)
+
+        def add(model: Any, batch: Any, samples: int) -> None:
+            for name, value in self._task.metrics(model, batch).items():
+                values = per_sample_or_mean(value, samples, f"metrics()[{name!r}]").double()
+                if samples and self._tells:
+                    sums[name] = sums.get(name, 0) + (values.sum() if values.ndim else values * samples)
+
         with torch.no_grad():
-            for numbers, batch in zip(arrays, self._batches(self._eval_data, arrays), strict=True):
+            for parts_of_step in self._eval_feed.batches(self._eval_data, indices):
                 # Again with each batch: an evaluation that goes on, however long it takes, doesn't hang.
                 self.heartbeat.doing("evaluation")
-                if batch is None:
-                    continue
-                for name, value in self._task.metrics(self._model, batch).items():
-                    values = _per_sample_or_mean(value, len(numbers), f"metrics()[{name!r}]").double()
-                    total = values.sum() if values.ndim else values * len(numbers)
-                    sums[name] = sums.get(name, 0) + total
+                for batch, samples in parts_of_step:
+                    if self._piped:
+                        self._piped.evaluate(batch, samples, add)
+                    else:
+                        add(self._model, batch, samples)
         return {name: float(total) for name, total in sums.items()}
 
     def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
@@ -144,13 +238,17 @@ class TorchBackend(Member):
         return values
 
     def snapshot(self) -> Callable[[Path], None]:
-        model, optimizer = self._copy_state()
+        if not self.parts:
+            model, optimizer = self._copy_state()
 
-        def write(folder: Path) -> None:
-            files.save(model, folder / MODEL_FILE)
-            files.save(optimizer, folder / OPTIMIZER_FILE)
+            def write(folder: Path) -> None:
+                files.save(model, folder / MODEL_FILE)
+                files.save(optimizer | {NAMES: self._names}, folder / OPTIMIZER_FILE)
 
-        return write
+            return write
+        pieces = state_pieces(self._optimizer, self._model.named_parameters())
+        part = files.to_host(part_of_rank(self._model, pieces, self.groups, sharded=self._divided.shard_optimizer))
+        return lambda folder: files.save(part, folder / PART_FILE)
 
     def _copy_state(self) -> tuple[Any, Any]:
         """Model and optimizer in the host's memory."""
@@ -158,17 +256,37 @@ class TorchBackend(Member):
 
     def restore(self, folder: Path) -> None:
         try:
-            self._model.load_state_dict(files.load(folder / MODEL_FILE))
-            self._optimizer.load_state_dict(files.load(folder / OPTIMIZER_FILE))
+            if self.parts:
+                saved = Saved(folder)
+                load_model(self._model, saved, self.groups)
+                self._load_pieces(saved)
+                return
+            if self.rank == 0:
+                self._load_whole(folder)
         except (RuntimeError, ValueError, KeyError) as error:
             raise UsageError(
                 f"the checkpoint doesn't fit the task's model and optimizer: {error}",
                 where=str(folder),
                 fix="start a new run, or make the model and the optimizer as they were",
             ) from error
+        self.broadcast_state()
+
+    def _load_whole(self, folder: Path) -> None:
+        """What one rank or several have written, for a rank that has the whole model."""
+        if (folder / MODEL_FILE).exists():
+            self._model.load_state_dict(files.load(folder / MODEL_FILE))
+            state = files.load(folder / OPTIMIZER_FILE)
+            state.pop(NAMES, None)
+        else:
+            saved = Saved(folder)
+            load_model(self._model, saved, self.groups)
+            state = plain_optimizer_state(saved, self._names, self._optimizer.state_dict()["param_groups"])
+        self._optimizer.load_state_dict(state)
 
     def digest(self) -> str:
-        return files.digest([self._model.state_dict(), self._optimizer.state_dict()])
+        state = [self._model.state_dict()]
+        # Each replica has other ranges of a sharded optimizer's state.
+        return files.digest(state if self._divided.shard_optimizer else [*state, self._optimizer.state_dict()])
 
     def random_state(self) -> dict[str, Any]:
         state = random_state.capture() | {"torch": _as_text(torch.get_rng_state())}
@@ -187,26 +305,54 @@ class TorchBackend(Member):
             hvd.barrier()
         hvd.shutdown()
 
-    def _batches(self, dataset: Any, indices: Iterable[Indices]) -> Iterator[Any]:
-        arrays = list(indices)
-        filled = [array for array in arrays if len(array)]
-        if type(dataset) is TensorDataset and type(self._task).batches is Task.batches:
-            # Tensors in memory can be indexed as a whole; sample by sample a batch of 64 takes a hundred times longer.
-            loaded: Iterable[Any] = (dataset[torch.from_numpy(array)] for array in filled)
-        else:
-            loaded = self._task.batches(dataset, [array.tolist() for array in filled])
-        # Made here and not with the first batch: PyTorch's DataLoader draws a random number for it.
-        batches = iter(loaded)
-        if self._device.type != "cpu":
-            batches = (_to(self._device, batch) for batch in batches)
-        return (next(batches) if len(array) else None for array in arrays)
+    def _refuse(self) -> None:
+        """What can't work, before anything is built."""
+        divided = not self.groups.grid.is_data_parallel or self._divided.shard_optimizer
+        if self._looks_at_gradients and divided:
+            raise UsageError(
+                "the task's on_gradients() would see only the part of the gradients that this rank has",
+                where=type(self._task).__name__,
+                fix="to clip them return the limit from max_gradient_norm(), or leave 'parallelism' out",
+            )
+
+    def _group_of(self, parameter: torch.nn.Parameter) -> tuple[Group, int]:
+        """Over which ranks a parameter's gradient is summed, and by what the sum is divided.
+
+        A table that the embedding axis shares has had the gradients of its group in the backward pass already.
+        """
+        cut = cut_of(parameter)
+        groups = self.groups
+        over = groups.data if cut is not None and cut.axis == "embedding" else groups.replicas
+        return over, groups.replicas.size
+
+    def _broadcast_model(self) -> None:
+        groups = self.groups
+        # With the second names of what two layers share, which the state has too.
+        cuts = {name: cut_of(value) for name, value in self._model.named_parameters(remove_duplicate=False)}
+        state = {name: value for name, value in self._model.state_dict().items() if isinstance(value, torch.Tensor)}
+        tables = {name for name, cut in cuts.items() if cut is not None and cut.axis == "embedding"}
+        _broadcast({name: value for name, value in state.items() if name in tables}, groups.data)
+        _broadcast({name: value for name, value in state.items() if name not in tables}, groups.replicas)
+        _broadcast({name: value for name, value in state.items() if cuts.get(name) is None}, groups.tensor)
 
     def _broadcast_buffers(self) -> None:
-        """Each rank keeps running statistics of its own; rank 0's are the ones that are saved."""
-        buffers = dict(self._model.named_buffers())
-        if buffers:
-            with self.heartbeat.collective("broadcast of the buffers"):
-                hvd.broadcast_parameters(buffers, root_rank=0)
+        """Each rank keeps running statistics of its own; the first replica's are the ones that are saved."""
+        with self.heartbeat.collective("broadcast of the buffers"):
+            _broadcast(dict(self._model.named_buffers()), self.groups.replicas)
+
+    def _sample_of(self, samples: int) -> Any:
+        """The first samples as a batch on the device, by which layers are timed."""
+        numbers = np.arange(min(samples, self.train_samples))
+        feed = Feed(self._task, self._device, passes=1, keep_empty=False)
+        return next(feed.batches(self._train_data, [numbers]))[0][0]
+
+    def _load_pieces(self, saved: Saved) -> None:
+        parameters = dict(self._model.named_parameters())
+
+        def get(name: str, key: str) -> Any:
+            return piece(saved.optimizer(name, key), parameters[name], self.groups)
+
+        load_pieces(self._optimizer, self._model.named_parameters(), saved.optimizer_keys, get)
 
     @staticmethod
     def _share_cores(local_size: int) -> None:
@@ -232,35 +378,23 @@ def _as_tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(random_state.to_bytes(text)), dtype=torch.uint8)
 
 
-def _length(dataset: Any, source: str) -> int:
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise UsageError(
-            f"{source} gave a {type(dataset).__name__}, which has no length",
-            fix="return a map-style dataset: one with len() and [i], so that its samples can be shared out",
-        ) from error
+def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[str]:
+    """Of the parameters, in the order of the numbers that the optimizer's state has for them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names.get(id(parameter), "") for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _per_sample_or_mean(value: Any, samples: int, source: str) -> torch.Tensor:
-    """The value as it is, when it is a scalar or has one number per sample."""
-    tensor = torch.as_tensor(value)
-    if tensor.ndim and tensor.shape != (samples,):
-        raise UsageError(
-            f"the task's {source} has shape {list(tensor.shape)}",
-            fix=f"return the mean of the batch (a scalar) or one value per sample (here [{samples}])",
-        )
-    return tensor
-
-
-def _to(device: torch.device, batch: Any) -> Any:
-    """The batch on the device: tensors in any nesting of tuples, lists and mappings."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: _to(device, value) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_to(device, value) for value in batch))
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_to(device, value) for value in batch)
-    return batch
+def _broadcast(tensors: dict[str, torch.Tensor], group: Group) -> None:
+    """Give the group's ranks the tensors of its first."""
+    if group.size == 1:
+        return
+    # Horovod doesn't know bfloat16.
+    words = {
+        name: value.view(torch.int16) if value.dtype == torch.bfloat16 else value for name, value in tensors.items()
+    }
+    handles = [
+        hvd.broadcast_async_(value, group.ranks[0], name=f"hvdtrain.{name}", process_set=group.process_set)
+        for name, value in words.items()
+    ]
+    for handle in handles:
+        hvd.synchronize(handle)

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from hvdtrain.errors import UsageError
 from hvdtrain.train import task
 from hvdtrain.train.backend import Backend
+from hvdtrain.train.settings import Settings
 
 
 class Task(task.Task):
     """Subclass it and give its place, ``module:Class``, as a job's ``task`` (docs/tasks.md has a whole one)."""
 
-    @abstractmethod
+    def layers(self) -> Sequence[Callable[[], torch.nn.Module]] | None:
+        """What makes each layer of the model, one after the other; None: the model isn't a sequence.
+
+        A pipeline needs it: each stage keeps some of the layers. A layer takes what the one before gives, a tensor or
+        several.
+        """
+        return None
+
     def model(self) -> torch.nn.Module:
-        """The model, on the CPU. Initial weights may differ by rank: rank 0's are taken."""
+        """The model, on the CPU; without a method of your own, a sequence of the `layers`.
+
+        Initial weights may differ by rank: rank 0's are taken. Layers that ranks share get ``self.groups.tensor`` or
+        ``self.groups.embedding``.
+        """
+        layers = self.layers()
+        if layers is None:
+            raise UsageError(f"task '{type(self).__name__}' has no model()", fix="add it to the class, or layers()")
+        return torch.nn.Sequential(*(make() for make in layers))
 
     @abstractmethod
     def optimizer(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -44,15 +61,22 @@ class Task(task.Task):
         return {"loss": self.loss(model, batch)}
 
     def on_gradients(self, model: torch.nn.Module) -> None:
-        """Called when the gradients are averaged over the ranks, before the optimizer's step: clip them here."""
+        """Called when the gradients are averaged over the ranks, before the optimizer's step.
+
+        For clipping see `max_gradient_norm`, which also works where each rank has a part of the model.
+        """
+
+    def max_gradient_norm(self) -> float | None:
+        """Largest 2-norm of all averaged gradients together; beyond it they're scaled down. None: no limit."""
+        return None
 
     def batches(self, dataset: Dataset[Any], indices: Iterable[list[int]]) -> Iterable[Any]:
         """A batch for each list of sample numbers. Override it for workers, pinned memory or padding."""
         return DataLoader(dataset, batch_sampler=indices)
 
-    def backend(self, *, compression: Literal["none", "fp16"]) -> Backend:
+    def backend(self, settings: Settings) -> Backend:
         """Start PyTorch and Horovod in this process."""
         # Horovod is loaded when training starts, so that a task's options can be checked where it isn't built.
         from hvdtrain.train.torch.backend import TorchBackend
 
-        return TorchBackend(self, compression=compression)
+        return TorchBackend(self, settings)

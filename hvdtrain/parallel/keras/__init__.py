@@ -1,0 +1,1 @@
+"""Parallel layers for Keras 3 on Horovod."""

@@ -1,0 +1,1 @@
+"""Parallel layers, schedules and optimizers for PyTorch on Horovod."""

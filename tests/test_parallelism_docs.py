@@ -1,0 +1,50 @@
+"""What docs/parallelism.md shows, done."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "parallelism.md").read_text()
+
+
+def hvdtrain(*arguments: str, folder: Path = ROOT / "configs") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hvdtrain", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+
+
+def test_the_picture_of_the_grid() -> None:
+    lines = PAGE.split("--dry-run\n", 1)[1].split("```")[0].splitlines()
+    assert len(lines) == 3
+    output = hvdtrain("launch", "gpt-tensor2-data2-torch.yaml", "--dry-run").stdout
+    at = output.splitlines().index(lines[0])
+    assert output.splitlines()[at : at + 3] == lines
+
+
+def test_degrees_that_do_not_fit(tmp_path: Path) -> None:
+    job = {"command": ["true"], "processes": 6, "parallelism": {"tensor": 4}, "oversubscribe": True}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = hvdtrain("launch", "job.yaml", "--dry-run", folder=tmp_path)
+    assert done.returncode == 2
+    shown = re.search(r"```\n(error: parallelism.*?)```", PAGE, re.DOTALL)
+    assert shown
+    assert done.stderr == shown[1]
+
+
+@pytest.mark.processes
+def test_the_sequence_of_layers_trains_as_a_pipeline(tmp_path: Path) -> None:
+    (task,) = re.findall(r"```python\n(import torch\n.*?)```", PAGE, re.DOTALL)
+    (job,) = re.findall(r"```yaml\n(task: wine.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "wine.py").write_text(task)
+    (tmp_path / "wine.yaml").write_text(job)
+    done = hvdtrain("launch", "wine.yaml", "--runs", "runs", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in (tmp_path / "runs/wine/latest/metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert losses[-1] < losses[0] / 1.5
