@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import subprocess
@@ -21,6 +22,18 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 """
+
+
+# For four ranks on two cores.
+CROWDED = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # More ranks than cores: Open MPI's would poll without giving way.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 
 def horovodrun(controller: str, processes: int) -> list[str]:

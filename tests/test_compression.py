@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 import torch
 from compression_cases import DTYPES, ENTRIES, EXTREMES, GROUPS, KINDS, RATIO, SIZES, STEPS, gradient
 from namespace_hosts import Cluster
-from real_processes import horovodrun, python_on_ranks
+from real_processes import CROWDED, horovodrun, python_on_ranks
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.torch.compression import make_reducer
@@ -23,14 +22,6 @@ HERE = Path(__file__).parent
 CASES = HERE / "compression_cases.py"
 RANKS = 4
 PATIENCE_S = 300
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(HERE.parent),
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    # More ranks than cores: Open MPI's would poll without giving way.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-}
 # Of the sum of magnitudes: two roundings to nearest, of a rank's value and of the sum.
 ROUNDING = {"none": 1e-6, "fp16": 2**-10, "bf16": 2**-7, "auto": 2**-7, "float64": 1e-15, "int64": 0}
 ROUNDING |= {"float16": ROUNDING["fp16"], "bfloat16": ROUNDING["bf16"]}
@@ -48,7 +39,7 @@ def test_on_four_ranks(controller: str, tmp_path: Path) -> None:
     checks: list[Callable[[Results], None]] = [sums, types, extremes, feedback, learns, auto]
     names = [check.__name__ for check in checks]
     words = [str(CASES), str(tmp_path), str(RANKS), *names]
-    python_on_ranks(controller, RANKS, tmp_path, *words, env=ENVIRONMENT, timeout=PATIENCE_S)
+    python_on_ranks(controller, RANKS, tmp_path, *words, env=CROWDED, timeout=PATIENCE_S)
     results = results_in(tmp_path, RANKS)
     for check in checks:
         check([result[check.__name__] for result in results])
@@ -143,7 +134,7 @@ def test_auto_compresses_over_a_slow_link(cluster: Cluster, tmp_path: Path) -> N
     command[command.index("localhost:2")] = "h1:1,h2:1"
     done = cluster.hosts[0].run(
         [*command[:1], "--network-interfaces", "eth0", *command[1:]],
-        cwd=tmp_path, env=ENVIRONMENT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=tmp_path, env=CROWDED, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:]
     for result in results_in(tmp_path, 2):

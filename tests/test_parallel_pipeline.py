@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from real_processes import python_on_ranks
+from real_processes import CROWDED, python_on_ranks
 
 from hvdtrain.parallel.grid import Grid
 
@@ -21,11 +20,5 @@ CASES = Path(__file__).parent / "parallel_pipeline_cases.py"
 )
 def test_a_pipeline_does_what_one_process_does(grid: Grid, controller: str, tmp_path: Path) -> None:
     """Losses, gradients, running statistics and evaluation; the cases say what of."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        # More ranks than cores: Open MPI's would poll without giving way.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }
-    output = python_on_ranks(controller, 4, tmp_path, str(CASES), grid.to_text(), env=environment, timeout=280)
+    output = python_on_ranks(controller, 4, tmp_path, str(CASES), grid.to_text(), env=CROWDED, timeout=280)
     assert all(f"RANK {rank} DONE" in output for rank in range(4))

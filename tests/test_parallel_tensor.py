@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("horovod.torch")
 
 from parallel_tensor_twins import Attention, Model, mlp  # noqa: E402
-from real_processes import python_on_ranks  # noqa: E402
+from real_processes import CROWDED, python_on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
@@ -40,13 +39,7 @@ FIRST_OF_FOUR = Group("tensor", (0, 1, 2, 3), 0, None)
 @pytest.mark.parametrize("controller", ["gloo", "mpi"])
 def test_ranks_that_share_layers_do_what_one_process_does(controller: str, tmp_path: Path) -> None:
     """In groups of two (beside data parallelism) and of four; the cases say what."""
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        # More ranks than cores: Open MPI's would poll without giving way.
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    }
-    output = python_on_ranks(controller, 4, tmp_path, str(CASES), env=environment, timeout=280)
+    output = python_on_ranks(controller, 4, tmp_path, str(CASES), env=CROWDED, timeout=280)
     assert all(f"RANK {rank} DONE" in output for rank in range(4))
 
 

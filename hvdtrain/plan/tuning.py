@@ -8,9 +8,10 @@ from pathlib import Path
 
 from hvdtrain import contract
 from hvdtrain.plan.tuned import VALUES, Tuned
+from hvdtrain.spec.checks import HOROVOD_VARIABLES
 from hvdtrain.spec.models import HorovodSettings
 
-_VARIABLES = {"fusion_threshold_mb": "HOROVOD_FUSION_THRESHOLD", "cycle_time_ms": "HOROVOD_CYCLE_TIME"}
+_VARIABLES = {key: variable for key, variable in HOROVOD_VARIABLES if key in VALUES}
 # Autotune would search these too, beginning with the response cache off. What it finds has to fit later runs, which
 # have Horovod's defaults, and the search is many times shorter.
 _HELD_BY_AUTOTUNE = {

@@ -8,7 +8,7 @@ from hvdtrain.spec.models import Elastic, HorovodSettings, JobSpec, Parallelism
 from hvdtrain.spec.yaml_reader import KeyPath
 
 # Keys of `horovod` and the variable that says the same.
-_HOROVOD_VARIABLES = (
+HOROVOD_VARIABLES = (
     ("fusion_threshold_mb", "HOROVOD_FUSION_THRESHOLD"),
     ("cycle_time_ms", "HOROVOD_CYCLE_TIME"),
     ("autotune", "HOROVOD_AUTOTUNE"),
@@ -121,6 +121,6 @@ def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
         for other, names in (("set", env.set), ("forward", env.forward)):
             if name in names:
                 yield ("env", "secrets", index), f"env.secrets[{index}]: {_TWICE.format(other)}"
-    for key, variable in _HOROVOD_VARIABLES:
+    for key, variable in HOROVOD_VARIABLES:
         if variable in env.set and getattr(spec.horovod, key) != getattr(HorovodSettings(), key):
             yield ("env", "set", variable), f"horovod.{key} sets {variable} already: keep one of them"

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from horovod.common.elastic import notification_manager
@@ -81,6 +82,14 @@ class Member:
     def stream(self) -> int:
         """Number of this rank's random stream: tensor groups share one."""
         return self.groups.tensor.ranks[0]
+
+    @property
+    def parts(self) -> Sequence[int]:
+        """Ranks that together have one copy of what is saved; none where rank 0 has it all."""
+        grid = self.groups.grid
+        if grid.is_data_parallel:
+            return ()
+        return [rank for rank in range(grid.size) if grid.coordinates(rank)["data"] == 0]
 
     def rejoin(self) -> None:
         """Leave, and take part with the ranks that are there now (all ranks): rank and size may have changed."""

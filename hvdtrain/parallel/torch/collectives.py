@@ -57,11 +57,9 @@ def all_gather(tensor: torch.Tensor, group: Group, dim: int = -1) -> torch.Tenso
     if group.size == 1:
         return tensor
     moved = tensor.detach().movedim(dim, 0).contiguous()
-    # Horovod takes no bfloat16; for what is only carried, any type of the same size does.
-    bits = moved.view(torch.int16) if moved.dtype == torch.bfloat16 else moved
     # Without the size that may differ, for all ranks need the same name.
     name = name_of("gather", moved[:0], group)
-    gathered = synchronize(hvd.allgather_async(bits, name=name, process_set=group.process_set))
+    gathered = synchronize(hvd.allgather_async(carried(moved), name=name, process_set=group.process_set))
     result: torch.Tensor = gathered.view(moved.dtype).movedim(0, dim)
     return result
 
@@ -154,6 +152,14 @@ class _Scatter(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return all_gather(gradients[0], ctx.group, ctx.dim), None, None
+
+
+def carried(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor for a collective that moves it and doesn't reckon: the same memory, seen as a type that Horovod takes.
+
+    It refuses bfloat16. float16 is the one type of that width which NCCL, MPI and Gloo all move.
+    """
+    return tensor.view(torch.float16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def synchronize(handle: int) -> Any:

@@ -21,6 +21,7 @@ import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.torch.collectives import carried
 
 
 class Reduction(Protocol):
@@ -140,7 +141,7 @@ class Words:
         words = bucket.new_empty(math.ceil(bucket.numel() / group.size) * group.size, dtype=dtype)
         words[: bucket.numel()].copy_(bucket)
         words[bucket.numel() :].zero_()
-        self._slices = hvd.alltoall_async(_wire(words), name=f"{name}.slices", process_set=group.process_set)
+        self._slices = hvd.alltoall_async(carried(words), name=f"{name}.slices", process_set=group.process_set)
         self._sums: Any = None
 
     def proceed(self) -> None:
@@ -153,18 +154,13 @@ class Words:
         for words in slices[1:]:
             total += words
         # The owner takes its rounded sums too, or it would have other bits than the rest.
-        rounded = _wire(total.to(self._dtype))
+        rounded = carried(total.to(self._dtype))
         self._sums = hvd.allgather_async(rounded, name=f"{self._name}.sums", process_set=self._group.process_set)
 
     def finish(self) -> None:
         """As `Reduction.finish`."""
         self.proceed()
         self._bucket.copy_(_synchronized(self._sums).view(self._dtype)[: self._bucket.numel()])
-
-
-def _wire(words: torch.Tensor) -> torch.Tensor:
-    """16-bit words of any meaning as the one type of that width that NCCL, MPI and Gloo all move."""
-    return words.view(torch.float16)
 
 
 def _synchronized(handle: Any) -> torch.Tensor:

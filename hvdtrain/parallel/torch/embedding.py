@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.torch.collectives import carried
 from hvdtrain.parallel.torch.cuts import Cut, bounds, mark
 
 PADDING = -1  # In a bag: no item here.
@@ -157,9 +158,7 @@ def _all_to_all(
     tensor: torch.Tensor, splits: torch.Tensor, kind: str, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the group's ranks have for this one, in their order, and how much is from each; ``splits``: for each."""
-    # Horovod has no bfloat16, but nothing is reckoned with here: its bytes travel as another type of two bytes.
-    sent = tensor.view(torch.float16) if tensor.dtype == torch.bfloat16 else tensor
-    received, counts = hvd.alltoall(sent, splits, f"hvdtrain.{group.name}.{kind}", group.process_set)
+    received, counts = hvd.alltoall(carried(tensor), splits, f"hvdtrain.{group.name}.{kind}", group.process_set)
     return received.view(tensor.dtype), counts
 
 

@@ -24,12 +24,12 @@ from hvdtrain.parallel.groups import Group, Groups
 from hvdtrain.parallel.torch.collectives import name_of
 from hvdtrain.parallel.torch.schedules import SCHEDULES, Measured, Size, filled
 
-# Of the tensors that stages hand over; Horovod sees bits only, since it refuses bfloat16 and bool.
+# Of the tensors that stages hand over; Horovod sees bits only, since it refuses bfloat16 and bool, and NCCL int16.
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 # Numbers in the message that says what the tensors of a size are like.
 _HEADER = 128
 # Micro-batches without a backward pass that may be under way at once between two stages.

@@ -23,7 +23,7 @@ from torch import optim
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.cut import bounds
 from hvdtrain.parallel.torch.buckets import Arrivals, Bucket, GroupOf, Slot, Usage, plan, sum_of_squares
-from hvdtrain.parallel.torch.collectives import synchronize
+from hvdtrain.parallel.torch.collectives import carried, synchronize
 
 BUCKET_MB = 8.0
 
@@ -258,7 +258,7 @@ class _Shard:
 
     def start_gather(self) -> int:
         """Begin to bring all ranks' ranges of the parameters together; returns Horovod's handle."""
-        flat = self._flat.view(torch.int16) if self._flat.dtype == torch.bfloat16 else self._flat
+        flat = carried(self._flat)
         # MPI wants what is sent and what is received apart.
         own = flat[self._start : self._stop].clone()
         handle: int = _allgather_async(own, flat, f"{self.bucket.name}.parameters", self.bucket.group.process_set)

@@ -54,14 +54,6 @@ class KerasBackend(Member):
         self._device = _choose_device(hvd.local_rank(), self.local_size())
 
     @property
-    def parts(self) -> Sequence[int]:
-        """On a grid, those that give rank 0 what it writes: who has no file of its own still waits for the folder."""
-        grid = self.groups.grid
-        if grid.is_data_parallel:
-            return ()
-        return [rank for rank in range(grid.size) if grid.coordinates(rank)["data"] == 0]
-
-    @property
     def _tells(self) -> bool:
         """Whether this rank speaks for its replica, of which all ranks have the same outputs."""
         return self.groups.tensor.rank == 0

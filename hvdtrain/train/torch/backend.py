@@ -17,6 +17,7 @@ import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.torch.collectives import carried
 from hvdtrain.parallel.torch.compression import Reducer, make_reducer
 from hvdtrain.parallel.torch.compression_auto import Auto
 from hvdtrain.parallel.torch.cuts import cut_of
@@ -70,12 +71,7 @@ class TorchBackend(Member):
 
     @property
     def parts(self) -> Sequence[int]:
-        grid = self.groups.grid
-        if self._divided.shard_optimizer:
-            return range(grid.size)
-        if grid.is_data_parallel:
-            return ()
-        return [rank for rank in range(grid.size) if grid.coordinates(rank)["data"] == 0]
+        return range(self.size) if self._divided.shard_optimizer else super().parts
 
     @property
     def _tells(self) -> bool:
@@ -388,13 +384,9 @@ def _broadcast(tensors: dict[str, torch.Tensor], group: Group) -> None:
     """Give the group's ranks the tensors of its first."""
     if group.size == 1:
         return
-    # Horovod doesn't know bfloat16.
-    words = {
-        name: value.view(torch.int16) if value.dtype == torch.bfloat16 else value for name, value in tensors.items()
-    }
     handles = [
-        hvd.broadcast_async_(value, group.ranks[0], name=f"hvdtrain.{name}", process_set=group.process_set)
-        for name, value in words.items()
+        hvd.broadcast_async_(carried(value), group.ranks[0], name=f"hvdtrain.{name}", process_set=group.process_set)
+        for name, value in tensors.items()
     ]
     for handle in handles:
         hvd.synchronize(handle)
