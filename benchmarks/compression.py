@@ -1,9 +1,10 @@
 """What compressed gradients do to the step rate of a job that its link holds up, and of one that it doesn't.
 
 Two hosts in network namespaces (tests/namespace_hosts.py), one rank on each, Gloo between them. A multilayer perceptron
-of 8.4 million parameters trains on a batch so small that the gradients' way decides. In one job all kinds take turns,
-a few steps each, so that what else goes on meets all of them alike; what counts is the median step. ``auto`` has made
-its choice before. The floor is the wire's own time: with two ranks a ring-allreduce sends each gradient once.
+of 8.4 million parameters trains by hvdtrain's exchange of gradients, on a batch so small that their way decides. In one
+job all kinds take turns, a few steps each, so that what else goes on meets all of them alike; what counts is the median
+step. ``auto`` has made its choice before. The floor is the wire's own time: with two ranks a ring-allreduce sends each
+gradient once.
 
     .venv/bin/python benchmarks/compression.py [--mbit 400] [--turns 6] [--kinds none,bf16]      (root)
 """
@@ -30,48 +31,43 @@ import json, sys, time
 import horovod.torch as hvd, torch
 from torch import nn
 from hvdtrain.parallel import groups
+from hvdtrain.parallel.torch import buckets
 from hvdtrain.parallel.torch.compression import make_reducer
+from hvdtrain.parallel.torch.exchange import GradientExchange
 
 turns, kinds = int(sys.argv[1]), sys.argv[2].split(",")
+buckets.keep_whole()
 group = groups.init(hvd).replicas
 torch.manual_seed(hvd.rank())
+torch.set_num_threads(1)
 model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 1024))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-gradients = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
-for parameter, values in zip(
-    model.parameters(), gradients.split([parameter.numel() for parameter in model.parameters()]), strict=True
-):
-    parameter.grad = values.view_as(parameter)
-buckets = gradients.split(1 << 21)
 reducers = {kind: make_reducer(kind) for kind in kinds}
+inputs = torch.randn(8, 1024)
 
-def step(kind):
-    gradients.zero_()
-    inputs = torch.randn(8, 1024)
+def use(kind):
+    return GradientExchange(model.named_parameters(), lambda _: (group, group.size), reducers[kind], kind=kind)
+
+def step(exchange):
+    exchange.begin()
     nn.functional.mse_loss(model(inputs), inputs).backward()
-    reductions = [
-        reducers[kind].start(bucket, group, f"{kind}.{number}") for number, bucket in enumerate(buckets)
-    ]
-    for reduction in reductions:
-        reduction.proceed()
-    for reduction in reductions:
-        reduction.finish()
-    gradients.div_(group.size)
+    exchange.finish()
     optimizer.step()
 
-def timed(kind):
+def timed(exchange):
     begun = time.perf_counter()
-    step(kind)
+    step(exchange)
     return time.perf_counter() - begun
 
 times = {kind: [] for kind in kinds}
-for kind in kinds:
-    for _ in range(20 if kind == "auto" else 3):
-        step(kind)
-for turn in range(turns):
+for turn in range(turns + 1):
     for kind in kinds if turn % 2 == 0 else reversed(kinds):
-        step(kind)
-        times[kind] += [timed(kind) for _ in range(4)]
+        exchange = use(kind)
+        for _ in range(2 if turn else 20):
+            step(exchange)
+        if turn:
+            times[kind] += [timed(exchange) for _ in range(4)]
+        exchange.remove()
 if hvd.rank() == 0:
     why = "".join(reducers["auto"].why.values()) if "auto" in kinds else ""
     print("result", json.dumps({"times": times, "why": why}), flush=True)

@@ -100,8 +100,10 @@ def by_exchange(folder: Path) -> tuple[int, float]:
     import horovod.torch as hvd
 
     from hvdtrain.parallel import groups
+    from hvdtrain.parallel.torch import buckets
     from hvdtrain.parallel.torch.exchange import GradientExchange
 
+    buckets.keep_whole()
     replicas = groups.init(hvd).replicas
     model, shape = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9)

@@ -50,8 +50,10 @@ def by_hvdtrain(folder: Path) -> tuple[int, float, int]:
     import horovod.torch as hvd
 
     from hvdtrain.parallel import groups
+    from hvdtrain.parallel.torch import buckets
     from hvdtrain.parallel.torch.sharded import ShardedOptimizer
 
+    buckets.keep_whole()
     replicas = groups.init(hvd).replicas
     model, shape = mlp()
     optimizer = torch.optim.Adam(model.parameters(), 0.001)

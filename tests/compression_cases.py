@@ -139,6 +139,8 @@ CASES = {case.__name__: case for case in (sums, types, extremes, feedback, learn
 def main(folder: str, ranks: str, *names: str) -> None:
     groups = init(hvd, Grid(data=2, embedding=int(ranks) // 2))
     torch.save({name: CASES[name](groups) for name in names}, Path(folder, f"rank-{hvd.rank()}.pt"))
+    # A rank that ended would take Horovod away from the others.
+    hvd.barrier()
 
 
 if __name__ == "__main__":

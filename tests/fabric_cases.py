@@ -43,7 +43,7 @@ WHOLE: dict[
                 "UCX_TLS": "ib,sm,self",
             },
             {},
-            (("pml", "ucx"), ("btl", "^openib"), ("oob_tcp_if_include", "10.10.0.0/16")),
+            (("pml", "ucx"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "10.10.0.0/16")),
         ),
     ),
     "connectx6 infiniband, gloo on cpus": (
@@ -81,7 +81,7 @@ WHOLE: dict[
                 "UCX_TLS": "ib,sm,self",
             },
             {},
-            (("pml", "ucx"), ("btl", "^openib"), ("oob_tcp_if_include", "10.20.0.0/24")),
+            (("pml", "ucx"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "10.20.0.0/24")),
         ),
     ),
     "roce with an old kernel on one host": (
@@ -133,7 +133,7 @@ WHOLE: dict[
                 "UCX_TLS": "ib,sm,self",
             },
             {},
-            (("pml", "ucx"), ("btl", "^openib"), ("oob_tcp_if_include", "10.70.0.0/16")),
+            (("pml", "ucx"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "10.70.0.0/16")),
         ),
     ),
     "one of eight links at a quarter of its rate": (
@@ -146,7 +146,7 @@ WHOLE: dict[
                 "h1": {"NCCL_IB_HCA": f"={DGX_HCAS}", "UCX_NET_DEVICES": DGX_HCAS},
                 "h2": {"NCCL_IB_HCA": f"={DGX_LESS}", "UCX_NET_DEVICES": DGX_LESS},
             },
-            (("pml", "ucx"), ("btl", "^openib"), ("oob_tcp_if_include", "10.70.0.0/16")),
+            (("pml", "ucx"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "10.70.0.0/16")),
         ),
     ),
     "a down port beside an active one, no ip on infiniband": (
@@ -156,7 +156,7 @@ WHOLE: dict[
             "infiniband",
             {"UCX_NET_DEVICES": "mlx5_0:1", "UCX_TLS": "ib,sm,self"},
             {},
-            (("pml", "ucx"), ("btl", "^openib"), ("oob_tcp_if_include", "192.168.4.0/24")),
+            (("pml", "ucx"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "192.168.4.0/24")),
         ),
     ),
     "mixed rates, hdr and one edr host": (
@@ -182,7 +182,7 @@ WHOLE: dict[
             "efa",
             {"FI_PROVIDER": "efa", "NCCL_SOCKET_IFNAME": "=ens5"},
             {},
-            (("pml", "cm"), ("mtl", "ofi"), ("btl", "^openib"), ("oob_tcp_if_include", "172.31.16.0/20")),
+            (("pml", "cm"), ("mtl", "ofi"), ("btl", "^openib,uct,ofi"), ("oob_tcp_if_include", "172.31.16.0/20")),
         ),
     ),
     "efa there, tcp asked for": (

@@ -11,6 +11,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pytest
+
+from hvdtrain.horovod.guard import guarded
+
 # Before other imports of a script: it then runs as where neither Horovod nor hvdtrain is installed.
 WITHOUT_HOROVOD = """
 import sys
@@ -24,9 +28,11 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
+# For plain horovodrun.
+PLAIN = {**os.environ, "PATH": os.pathsep.join([str(Path(__file__).parent / "programs"), os.environ["PATH"]])}
 # For four ranks on two cores.
 CROWDED = {
-    **os.environ,
+    **PLAIN,
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(Path(__file__).parents[1]),
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -46,17 +52,15 @@ def python_on_ranks(
     controller: str, processes: int, folder: Path, *arguments: str, env: Mapping[str, str], timeout: float
 ) -> str:
     """Run Python with these arguments on each rank; returns all output, and fails with it if a rank does."""
-    done = subprocess.run(
-        [*horovodrun(controller, processes), sys.executable, *arguments],
-        cwd=folder,
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+    command = [*horovodrun(controller, processes), sys.executable, *arguments]
+    # What it starts, mpirun and the ranks, would outlive horovodrun that is killed.
+    with guarded(command, env, folder) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"no end within {timeout} s: {error.stdout}")
+    assert process.returncode == 0, output[-6000:]
+    return output
 
 
 def heed_interrupts() -> None:

@@ -22,7 +22,7 @@ ALLOWED = {
     "drill": {"drill", "supervise", "plan", "hosts", "spec"},
     "supervise": {"supervise", "diagnosis", "horovod", "plan", "fabric", "remote", "hosts", "spec"},
     "diagnosis": {"diagnosis"},
-    "horovod": {"horovod"},
+    "horovod": {"horovod", "fabric"},
     "plan": {"plan", "parallel", "fabric", "remote", "hosts", "spec"},
     "fabric": {"fabric", "remote", "hosts", "spec"},
     "remote": {"remote", "hosts", "spec"},

@@ -115,12 +115,13 @@ def learns(results: Results) -> None:
 
 
 def auto(results: Results) -> None:
-    """Small buckets go as they are: two collectives take longer than one."""
+    """Among four, small buckets go as they are: two collectives take longer than one."""
     for result in results:
         # Of the groups of two each has times of its own.
         assert result["why"]["replicas"] == results[0]["why"]["replicas"]
         assert result["wrong"] == 0
-        assert result["chosen"] == dict.fromkeys(GROUPS, "none"), result["why"]
+        assert set(result["chosen"]) == set(GROUPS)
+        assert result["chosen"]["replicas"] == "none", result["why"]
 
 
 @pytest.mark.processes

@@ -199,6 +199,11 @@ def test_the_edits_for_both_frameworks(tmp_path: Path, frameworks: list[Framewor
         "horovod/common/gloo/gloo_controller.cc",
         "horovod/common/gloo/gloo_context.cc",
         "horovod/common/operations.cc",
+        *["horovod/torch/handle_manager.h"] * 3,
+        *["horovod/torch/handle_manager.cc"] * 3,
+        "horovod/torch/mpi_ops_v2.cc",
+        "third_party/gloo/gloo/alltoallv.cc",
+        *["third_party/gloo/gloo/allgatherv.cc"] * 2,
         "horovod/common/util.py",
         "horovod/runner/js_run.py",
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from real_processes import WITHOUT_HOROVOD, horovodrun, python_on_ranks
+from real_processes import PLAIN, WITHOUT_HOROVOD, horovodrun, python_on_ranks
 
 from hvdtrain import contract
 
@@ -28,7 +28,7 @@ ROOT = HERE.parent
 CASES = HERE / "keras_backend_cases.py"
 PATIENCE_S = 300
 ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if not name.endswith("_THREADS")},
+    **{name: value for name, value in PLAIN.items() if not name.endswith("_THREADS")},
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "PYTHONPATH": str(ROOT),
 }

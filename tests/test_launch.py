@@ -46,6 +46,32 @@ def test_a_script_that_knows_nothing_of_hvdtrain(job: Job, controller: str) -> N
     assert job.run_directory.resolve().stat().st_mode & 0o777 == 0o700
 
 
+def test_mpi_takes_no_transport_that_hangs(job: Job) -> None:
+    """horovodrun's own `^openib` would bring back what Debian's configuration leaves out."""
+    done = job.launch("import os; print(os.environ['OMPI_MCA_pml'], os.environ['OMPI_MCA_btl'])", controller="mpi")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] ob1 ^openib,uct,ofi", "[1] ob1 ^openib,uct,ofi"]
+
+
+WAITS = """
+import time
+import horovod.torch as hvd, torch
+hvd.init()
+hvd.barrier()
+if hvd.rank() == 1:
+    time.sleep(2)
+began, busy = time.monotonic(), time.thread_time()
+hvd.allreduce(torch.zeros(1))
+print(f"waited {time.monotonic() - began > 1.5}, worked {time.thread_time() - busy > 0.5}")
+"""
+
+
+def test_a_rank_that_waits_for_others_leaves_them_the_core(job: Job, controller: str) -> None:
+    done = job.launch(WAITS, controller=controller)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] waited True, worked False", "[1] waited False, worked False"]
+
+
 TORN = """
 import os, sys, time
 for i in range(2000):

@@ -87,12 +87,14 @@ def test_the_whole_plan_of_a_script_on_one_host() -> None:
         "agents": {},
         "names": {},
         "host_environment": {},
-        "mpi_parameters": {},
+        "mpi_parameters": {"pml": "ob1", "btl": "^openib,uct,ofi"},
         "mpirun": "/usr/bin/mpirun",
         "tuning": None,
         "reasons": [
             "controller mpi: one host: MPI's shared memory is faster than Gloo",
             "2 processes, of 4 slots: 2 on node1",
+            "mpirun pml=ob1: shared memory: all ranks are on this machine",
+            "mpirun btl=^openib,uct,ofi: as Debian has it: openib is dead, and ofi may hang in MPI_Init",
         ],
     }  # fmt: skip
 
@@ -180,6 +182,12 @@ def test_mpi_is_told_the_network_in_place_of_horovodruns_choice() -> None:
         "btl_tcp_if_include": "10.0.0.0/24",
         "oob_tcp_if_include": "10.0.0.0/24",
     }
+
+
+def test_mpi_on_one_host_takes_the_transport_that_the_user_has_set() -> None:
+    made = plan(spec(controller="mpi", env={"set": {"OMPI_MCA_btl": "self,tcp"}}), hosts(2))
+    assert made.mpi_parameters == {"pml": "ob1"}
+    assert made.environment["OMPI_MCA_btl"] == "self,tcp"
 
 
 def test_what_the_user_sets_by_hand_counts() -> None:

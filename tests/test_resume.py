@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_processes import horovodrun
+from real_processes import PLAIN, horovodrun
 
 from hvdtrain import contract
 
@@ -136,7 +136,7 @@ class Runner:
         if self.size > 1:
             command = [*horovodrun(self.controller, self.size), *command]
         settings = {"checkpoint": {"every_steps": every, "keep": 3}}
-        environment = os.environ | {
+        environment = PLAIN | {
             contract.TASK: f"cases:{task}",
             contract.OPTIONS: json.dumps({"batch_size": 12 // self.size, **OPTIONS, **options}),
             contract.SETTINGS: json.dumps(settings),

@@ -325,6 +325,7 @@ horovod:
   autotune: false
   tuned: null
   hierarchical_allreduce: null
+  adasum: false
 """
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_processes import horovodrun
+from real_processes import PLAIN, horovodrun
 
 from hvdtrain import contract
 
@@ -208,7 +207,7 @@ class Jobs:
         command = [sys.executable, "-m", "hvdtrain.train"]
         if size > 1:
             command = [*horovodrun(controller, size), *command]
-        environment = os.environ | {
+        environment = PLAIN | {
             contract.TASK: f"cases:{task}",
             contract.OPTIONS: json.dumps(options),
             contract.SETTINGS: json.dumps(settings or {}),

@@ -36,6 +36,19 @@ class _Job:
         return all(interface is not None and interface.kind == "infiniband" for interface in interfaces)
 
 
+def plan_one_host(controller: str, already_set: Mapping[str, str]) -> FabricPlan:
+    """The settings of a job of this machine alone: none but MPI's, which goes through shared memory.
+
+    Args:
+        controller: ``mpi`` or ``gloo``.
+        already_set: variables that the user has set for the workers; they stay as they are.
+    """
+    settings = Settings((), already_set)
+    if controller == "mpi":
+        mpi.set_one_host(settings)
+    return settings.plan("tcp")
+
+
 def plan_fabric(
     *,
     fabric: str,

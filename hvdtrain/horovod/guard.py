@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 
 from hvdtrain import processes
@@ -20,8 +21,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def guarded(command: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A running command, its output and errors in one pipe. At the end of the context nothing of it runs any more."""
+def guarded(
+    command: list[str], environment: Mapping[str, str], folder: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A running command, its output and errors in one pipe. At the end of the context nothing of it runs any more.
+
+    Args:
+        command: as argv.
+        environment: all its variables.
+        folder: where it runs; None: the current one.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "hvdtrain.horovod.guard", *command],
         stdin=subprocess.DEVNULL,
@@ -30,6 +39,7 @@ def guarded(command: list[str], environment: Mapping[str, str]) -> Iterator[subp
         text=True,
         errors="replace",
         env=environment,
+        cwd=folder,
         # Ctrl-C in a terminal is for hvdtrain alone, which then ends the guard.
         start_new_session=True,
         preexec_fn=processes.end_with_parent(signal.SIGTERM),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
+from hvdtrain.fabric.mpi import NO_BROKEN_TRANSPORT
+from hvdtrain.horovod import mpirun
 from hvdtrain.horovod.guard import guarded
 from hvdtrain.horovod.installed import Installed
 
@@ -72,7 +77,16 @@ def prove(horovod: Installed, framework: str, controller: str) -> Proof:
     ]  # fmt: skip
     # Settings of the user's own jobs, such as another interface, are no part of the question.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-    with guarded(command, environment | _QUIET_AND_LOCAL) as process:
+    environment |= _QUIET_AND_LOCAL
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
+        if program := shutil.which("mpirun"):
+            environment |= mpirun.in_the_place_of(program, dict([("pml", "ob1"), NO_BROKEN_TRANSPORT]), Path(folder))
+            environment["PATH"] = os.pathsep.join([folder, environment["PATH"]])
+        return _proof(framework, controller, command, environment)
+
+
+def _proof(framework: str, controller: str, command: list[str], environment: dict[str, str]) -> Proof:
+    with guarded(command, environment) as process:
         try:
             output, _ = process.communicate(timeout=TIMEOUT_S)
         except subprocess.TimeoutExpired:

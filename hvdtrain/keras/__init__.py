@@ -8,6 +8,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 from horovod.tensorflow import (
+    Adasum,
     Average,
     Max,
     Min,
@@ -61,6 +62,7 @@ from hvdtrain.keras.requirements import require_tensorflow_keras
 from hvdtrain.keras.variables import broadcast_model, broadcast_variables
 
 __all__ = [
+    "Adasum",
     "Average",
     "BroadcastGlobalVariablesCallback",
     "Compression",

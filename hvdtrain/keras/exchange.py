@@ -12,6 +12,7 @@ from tensorflow.python.ops import control_flow_util
 
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.compression import Auto, Compression, FlatCompression, Wire
+from hvdtrain.parallel.adasum import require_size
 from hvdtrain.parallel.cut import cut_of
 from hvdtrain.parallel.groups import Group, Groups
 from hvdtrain.parallel.keras.collectives import never_constant
@@ -124,6 +125,41 @@ class GradientExchange:
         if self.op == hvd.Average:
             values /= tf.cast(hvd.size_op(process_set_id=self.process_set.process_set_id), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+class AdasumExchange:
+    """Combines the gradients of all ranks by Adasum, each variable's for itself (see `hvdtrain.parallel.adasum`).
+
+    Every rank must call it equally often, with gradients of the same shapes and with the same ones missing.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any] = ()) -> list[Any]:
+        """As `Exchange.reduce`. Sparse gradients become dense, as Horovod's Adasum takes no others."""
+        _refuse_xla()
+        with tf.name_scope(f"{self._name}/"):
+            return [
+                None if gradient is None else self._combine(tf.convert_to_tensor(gradient), f"{self._name}_{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+
+    def agree(self, finite: Any) -> Any:
+        """As `Exchange.agree`."""
+        return _agree(finite, self._name, hvd.global_process_set)
+
+    def clip(self, gradients: Sequence[Any], variables: Sequence[Any], limit: float) -> list[Any] | None:
+        """None: each rank has all variables whole."""
+        return None
+
+    def _combine(self, gradient: tf.Tensor, name: str) -> tf.Tensor:
+        # Horovod ends the process where it can't reckon with halves: on a CPU it needs a build for AVX and F16C.
+        wire = gradient if gradient.dtype == tf.float64 else tf.cast(gradient, tf.float32)
+        require_size((gradient.shape.num_elements() or 0) * wire.dtype.size)
+        # Not hvd.allreduce, which forks the process to ask whether it has a GPU.
+        combined = hvd._allreduce(never_constant(wire), op=hvd.Adasum, name=name, ignore_name_scope=True)
+        return tf.cast(combined, gradient.dtype)
 
 
 class GridExchange:

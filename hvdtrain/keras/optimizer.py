@@ -11,7 +11,8 @@ import keras
 
 from hvdtrain.errors import UsageError
 from hvdtrain.keras.compression import Compression, compression_of
-from hvdtrain.keras.exchange import Exchange, GradientExchange, GridExchange
+from hvdtrain.keras.exchange import AdasumExchange, Exchange, GradientExchange, GridExchange
+from hvdtrain.parallel.adasum import require_mpi
 from hvdtrain.parallel.cut import cut_of, mark
 from hvdtrain.parallel.groups import Groups
 
@@ -90,7 +91,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
     Args:
         optimizer: any Keras 3 optimizer, built or not, `LossScaleOptimizer` and `MultiOptimizer` included.
         compression: of gradients on the wire, one of `Compression`.
-        op: `Average`, or `Sum`, for losses that are already divided by the global number of samples.
+        op: `Average`; `Sum`, for losses that are already divided by the global number of samples; or `Adasum`, which
+            needs MPI and a number of ranks that is a power of two, and goes with none of the options below but
+            ``backward_passes_per_step``.
         backward_passes_per_step: calls of `apply` for each step. Their gradients are averaged here and reduced once;
             the same as Keras's own `gradient_accumulation_steps`, which may be used instead.
         groups: collectives that the gradients of one dtype are split into. One is best for small models; more let
@@ -111,6 +114,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
             fix="pass an object such as keras.optimizers.SGD(0.1)",
         )
     _check(op, backward_passes_per_step, groups)
+    if op == hvd.Adasum:
+        _check_adasum(compression, groups, process_set, parallel)
     if parallel is not None:
         _check_parallel(optimizer, parallel, process_set)
     if any(isinstance(part, _Distributed) for part in _parts(optimizer)):
@@ -126,11 +131,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name for it in every framewo
         target = optimizer.inner_optimizer
     _set_accumulation(target, backward_passes_per_step)
     name, compression = f"DistributedOptimizer_{next(_numbers)}", compression_of(compression)
-    exchange: Exchange = (
-        GridExchange(name, compression, op, groups, parallel)
-        if parallel
-        else GradientExchange(name, compression, op, groups, process_set)
-    )
+    exchange: Exchange
+    if op == hvd.Adasum:
+        exchange = AdasumExchange(name)
+    elif parallel:
+        exchange = GridExchange(name, compression, op, groups, parallel)
+    else:
+        exchange = GradientExchange(name, compression, op, groups, process_set)
     object.__setattr__(target, "_gradient_exchange", exchange)
     object.__setattr__(target, "__class__", _distributed_class(type(target)))
     return optimizer
@@ -174,11 +181,34 @@ def _parts(optimizer: Any) -> list[Any]:
 
 
 def _check(op: Any, backward_passes_per_step: int, groups: int) -> None:
-    if op not in (hvd.Average, hvd.Sum):
-        raise UsageError("gradients can be reduced by Average or by Sum", fix="pass op=hvd.Average or op=hvd.Sum")
+    if op not in (hvd.Average, hvd.Sum, hvd.Adasum):
+        raise UsageError(
+            "gradients can be reduced by Average, Sum or Adasum", fix="pass op=hvd.Average, hvd.Sum or hvd.Adasum"
+        )
     for name, value in {"backward_passes_per_step": backward_passes_per_step, "groups": groups}.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _check_adasum(compression: Any, groups: int, process_set: Any, parallel: Groups | None) -> None:
+    require_mpi(hvd)
+    if hvd.size() & (hvd.size() - 1):
+        raise UsageError(
+            f"Adasum combines gradients in pairs, and {hvd.size()} ranks aren't a power of two",
+            fix="start 2, 4, 8, … ranks, or pass op=hvd.Average",
+        )
+    unfit = {
+        "compression": compression is not Compression.none,
+        "groups": groups != 1,
+        "process_set": process_set is not hvd.global_process_set,
+        "parallel": parallel is not None,
+    }
+    for name, is_given in unfit.items():
+        if is_given:
+            raise UsageError(
+                f"{name} doesn't go with Adasum, which takes each gradient of all ranks as it is",
+                fix=f"leave {name} out, or pass op=hvd.Average",
+            )
 
 
 def _check_parallel(optimizer: keras.optimizers.Optimizer, parallel: Groups, process_set: Any) -> None:

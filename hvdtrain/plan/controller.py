@@ -6,7 +6,9 @@ from hvdtrain.errors import StartError
 from hvdtrain.plan.facts import Facts
 
 
-def choose_controller(wanted: str, *, hosts: int, facts: Facts, rdma: str | None = None) -> tuple[str, str]:
+def choose_controller(
+    wanted: str, *, hosts: int, facts: Facts, rdma: str | None = None, mpi_alone: str | None = None
+) -> tuple[str, str]:
     """The controller and the reason for it.
 
     ``auto`` follows measurements: on one host Open MPI's shared memory takes about half of Gloo's time
@@ -18,6 +20,7 @@ def choose_controller(wanted: str, *, hosts: int, facts: Facts, rdma: str | None
         hosts: how many have a worker.
         facts: of the launching machine.
         rdma: the fabric that MPI would use on all hosts in the place of TCP, as people name it; None if there is none.
+        mpi_alone: what the job asks for that works under MPI alone, as people name it; None if there is nothing.
 
     Raises:
         StartError: the wanted controller isn't built into Horovod, or can't run here.
@@ -30,6 +33,10 @@ def choose_controller(wanted: str, *, hosts: int, facts: Facts, rdma: str | None
         if reason := reasons_against[wanted]:
             raise StartError(f"controller '{wanted}' can't be used: {reason}", fix=_remedy(reason))
         return wanted, "as the job spec says"
+    if mpi_alone:
+        if reason := reasons_against["mpi"]:
+            raise StartError(f"{mpi_alone} needs MPI, which can't be used: {reason}", fix=_remedy(reason))
+        return "mpi", f"{mpi_alone} needs it"
     if hosts == 1:
         preferred, why = "mpi", "one host: MPI's shared memory is faster than Gloo"
     elif rdma and not facts.nccl:

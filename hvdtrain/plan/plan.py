@@ -11,10 +11,11 @@ from typing import Any
 
 from hvdtrain import contract
 from hvdtrain.errors import StartError, UsageError
-from hvdtrain.fabric.plan import plan_fabric, rdma_for_mpi
+from hvdtrain.fabric.plan import plan_fabric, plan_one_host, rdma_for_mpi
 from hvdtrain.fabric.routes import ChosenNetwork
 from hvdtrain.fabric.settings import FabricPlan
 from hvdtrain.hosts.models import Host
+from hvdtrain.plan.adasum import what_adasum_does
 from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import check_secrets, worker_environment
 from hvdtrain.plan.facts import Facts
@@ -167,7 +168,13 @@ def make_plan(
         controller, why = choose_controller("gloo", hosts=len(used), facts=facts)[0], "the job is elastic"
     else:
         rdma = _rdma(spec, facts, [host.name for host, _ in used])
-        controller, why = choose_controller(spec.controller, hosts=len(used), facts=facts, rdma=rdma)
+        controller, why = choose_controller(
+            spec.controller,
+            hosts=len(used),
+            facts=facts,
+            rdma=rdma,
+            mpi_alone="horovod.adasum" if spec.horovod.adasum else None,
+        )
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
     reasons += picture(grid, placements)
     reasons += [facts.host_order] if facts.host_order else []
@@ -214,6 +221,8 @@ def make_plan(
     environment = {**chosen.environment, **environment}
     reasons += chosen.reasons
     reasons += without_effect(spec.horovod, controller=controller, nccl=facts.nccl, counts=workers)
+    if spec.horovod.adasum:
+        reasons.append(what_adasum_does(workers, nccl=facts.nccl))
 
     argv = (
         facts.horovodrun,
@@ -279,9 +288,9 @@ def _elastic(spec: JobSpec, hosts: Sequence[Host], hostfile: Path | None) -> Ela
 def _network(
     spec: JobSpec, facts: Facts, hosts: Sequence[str], controller: str, already_set: Mapping[str, str]
 ) -> FabricPlan:
-    """What the workers and mpirun are told of the network; nothing where there is only this machine."""
+    """What the workers and mpirun are told of the network."""
     if facts.network is None:
-        return FabricPlan("tcp", {}, {}, (), ())
+        return plan_one_host(controller, already_set)
     chosen = _of_hosts(facts.network.chosen, hosts)
     if spec.elastic.min is not None and chosen.is_ipv6:
         raise StartError(
@@ -373,6 +382,8 @@ def _restarts(spec: JobSpec) -> int:
 
 def _task_environment(spec: JobSpec, task: str, processes: int) -> dict[str, str]:
     settings: dict[str, Any] = {"checkpoint": spec.checkpoint.model_dump(), "compression": spec.horovod.compression}
+    if spec.horovod.adasum:
+        settings["adasum"] = True
     divided = spec.parallelism.model_dump(include=_TASK_PARALLELISM, exclude_defaults=True)
     if divided:
         settings["parallelism"] = divided

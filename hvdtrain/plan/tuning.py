@@ -96,7 +96,9 @@ def without_effect(settings: HorovodSettings, *, controller: str, nccl: bool, co
     """
     if not settings.hierarchical_allreduce:
         return []
-    if len(counts) == 1:
+    if settings.adasum:
+        why = "gradients are combined by Adasum, in steps of its own"
+    elif len(counts) == 1:
         why = "all processes are on one host"
     elif not nccl:
         why = "Horovod was built without NCCL, and only GPU tensors are reduced so"

@@ -15,6 +15,7 @@ HOROVOD_VARIABLES = (
     ("autotune", "HOROVOD_AUTOTUNE_LOG"),
     ("hierarchical_allreduce", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
 )
+_ADASUM_MB = 2048
 # Names may come from `${...}`, so they're not shown.
 _TWICE = "this variable is in env.{} too: keep it in one of them"
 
@@ -34,6 +35,8 @@ def contradictions(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[
         yield ("network", "hcas"), "network.fabric is tcp, which uses no InfiniBand or RoCE adapter"
     yield from _parallelism(spec, given)
     yield from _horovod(spec)
+    if spec.horovod.adasum:
+        yield from _adasum(spec)
     yield from _variables(spec)
 
 
@@ -49,6 +52,8 @@ def _what_runs(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tupl
             yield ("checkpoint",), "checkpoint is for a task: a command saves for itself"
         if spec.horovod.compression != "none":
             yield ("horovod", "compression"), "compression is for a task: a command compresses for itself"
+        if spec.horovod.adasum:
+            yield ("horovod", "adasum"), "adasum is for a task: a command passes op=hvd.Adasum for itself"
 
 
 def _elastic(spec: JobSpec, given: Callable[[KeyPath], bool]) -> Iterator[tuple[KeyPath, str]]:
@@ -107,9 +112,41 @@ def _horovod(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
             ("horovod", "autotune"),
             "autotune has nothing to search: fusion_threshold_mb and cycle_time_ms are both given",
         )
-    if settings.hierarchical_allreduce and (spec.controller == "gloo" or spec.elastic.min is not None):
+    if spec.controller == "gloo" or spec.elastic.min is not None:
         why = "controller is gloo" if spec.controller == "gloo" else "an elastic job runs under Gloo"
-        yield ("horovod", "hierarchical_allreduce"), f"hierarchical_allreduce needs MPI, and {why}: take it out"
+        for key in ("hierarchical_allreduce", "adasum"):
+            if getattr(settings, key):
+                yield ("horovod", key), f"{key} needs MPI, and {why}: take it out"
+
+
+def _adasum(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
+    settings, divided = spec.horovod, spec.parallelism
+    if spec.processes is not None and not is_power_of_two(spec.processes):
+        yield (
+            ("processes",),
+            f"horovod.adasum combines gradients in pairs: give a power of two (2, 4, 8, …), not {spec.processes}",
+        )
+    if settings.compression != "none":
+        yield (
+            ("horovod", "compression"),
+            "gradients that adasum combines travel uncompressed: take compression out, or adasum",
+        )
+    if (settings.fusion_threshold_mb or 0) >= _ADASUM_MB:
+        yield (
+            ("horovod", "fusion_threshold_mb"),
+            f"Horovod's Adasum counts the bytes of its buffer in 31 bits: give less than {_ADASUM_MB}",
+        )
+    shared = [axis for axis in ("tensor", "pipeline", "embedding") if getattr(divided, axis) > 1]
+    for key in [*shared, *(["shard_optimizer"] if divided.shard_optimizer else [])]:
+        yield (
+            ("horovod", "adasum"),
+            f"adasum combines whole gradients of all processes, and parallelism.{key} gives each a part: take one out",
+        )
+
+
+def is_power_of_two(processes: int) -> bool:
+    """Whether Adasum can combine the gradients of so many processes (1 and more)."""
+    return processes & (processes - 1) == 0
 
 
 def _variables(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:

@@ -145,7 +145,8 @@ class HorovodSettings(Section):
     """How Horovod reduces. null leaves Horovod's own default."""
 
     fusion_threshold_mb: Annotated[Annotated[int, Field(ge=0, le=4096)] | None, WHOLE_NUMBER] = None
-    """Size of the tensor fusion buffer, in MB; 0 turns fusion off. Horovod's default is 128."""
+    """Size of the tensor fusion buffer, in MB; 0 turns fusion off. Horovod's default is 128; a PyTorch task's is 1, as
+    its gradients come in buckets already."""
 
     cycle_time_ms: Annotated[Annotated[float, Field(gt=0, le=10_000, allow_inf_nan=False)] | None, NUMBER] = None
     """Time between two rounds of negotiation, in milliseconds. Horovod's default is 1."""
@@ -161,6 +162,9 @@ class HorovodSettings(Section):
 
     hierarchical_allreduce: Annotated[bool | None, OPTIONAL_BOOLEAN] = None
     """Reduce GPU tensors in each host by NCCL, then between hosts by MPI; for several hosts and `controller: mpi`."""
+
+    adasum: Boolean = False
+    """Combine gradients by Adasum in place of their mean, for a `task`: under MPI, with 2, 4, 8, … processes."""
 
 
 class Parallelism(Section):

@@ -283,9 +283,10 @@ class Attempt:
 
     def _start_launcher(self, channel_name: str) -> subprocess.Popen[bytes]:
         environment = {name: value for name, value in self._plan.environment.items() if _SHELL_NAME.fullmatch(name)}
-        if self._needs_programs:
+        if self._reaches_hosts:
             # horovodrun would carry what is this login's over to the other hosts.
-            environment = with_programs(self._plan, remote_environment(environment))
+            environment = remote_environment(environment)
+        environment = with_programs(self._plan, environment, other_hosts=self._reaches_hosts)
         try:
             launcher = subprocess.Popen(
                 self._plan.argv,
@@ -313,7 +314,7 @@ class Attempt:
         return launcher
 
     @property
-    def _needs_programs(self) -> bool:
+    def _reaches_hosts(self) -> bool:
         """Whether horovodrun has to reach other hosts, or what it takes for such."""
         return bool(self._plan.agents)
 

@@ -86,7 +86,7 @@ class ElasticAttempt(Attempt):
     # --- hosts -------------------------------------------------------------------------------------------------
 
     @property
-    def _needs_programs(self) -> bool:
+    def _reaches_hosts(self) -> bool:
         return True
 
     def _place(self, name: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hvdtrain import contract, frames, processes
 from hvdtrain.errors import StartError
+from hvdtrain.horovod import mpirun
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.remote.ssh import tunnel
 from hvdtrain.supervise.channel import SocketLine
@@ -29,7 +30,7 @@ from hvdtrain.supervise.remote import (
     RemoteHost,
     start_fault,
 )
-from hvdtrain.supervise.tools import mpirun, ssh
+from hvdtrain.supervise.tools import ssh
 
 _RENDEZVOUS_PORT = re.compile(r"HOROVOD_GLOO_RENDEZVOUS_PORT=(\d+)")
 # What horovodrun has run on a host ends with horovodrun's own process for it, as with ssh: first politely.
@@ -215,23 +216,28 @@ def remote_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in _OF_THE_LOGIN}
 
 
-def with_programs(plan: LaunchPlan, environment: Mapping[str, str]) -> dict[str, str]:
+def with_programs(plan: LaunchPlan, environment: Mapping[str, str], *, other_hosts: bool) -> dict[str, str]:
     """Write what stands for ssh and mpirun into the run directory; returns the variables by which horovodrun finds it.
+
+    Args:
+        plan: whose controller tells whether mpirun is needed.
+        environment: horovodrun's variables.
+        other_hosts: whether horovodrun has to reach other hosts, or what it takes for such.
 
     Raises:
         StartError: they can't be written.
     """
+    if not other_hosts and plan.controller != "mpi":
+        return dict(environment)
     folder = Path(plan.run_directory) / contract.PROGRAMS
-    programs = {"ssh": _SSH.format(variable=ssh.COMMAND, command=_script(ssh.__file__))}
     own = {"PATH": os.pathsep.join([str(folder), environment["PATH"]])}
-    if plan.mpi_parameters:
-        programs["mpirun"] = f'#!/bin/sh\nexec {_script(mpirun.__file__)} "$@"\n'
-        own |= {mpirun.PROGRAM: plan.mpirun or "mpirun", mpirun.PARAMETERS: json.dumps(plan.mpi_parameters)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in programs.items():
-            (folder / name).write_text(text)
-            (folder / name).chmod(0o700)
+        if other_hosts:
+            (folder / "ssh").write_text(_SSH.format(variable=ssh.COMMAND, command=_script(ssh.__file__)))
+            (folder / "ssh").chmod(0o700)
+        if plan.controller == "mpi":
+            own |= mpirun.in_the_place_of(plan.mpirun or "mpirun", plan.mpi_parameters, folder)
     except OSError as error:
         raise StartError(f"can't write the run directory: {error.strerror}", where=str(folder)) from error
     return {**environment, **own}

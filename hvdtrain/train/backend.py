@@ -88,10 +88,12 @@ class Backend(Protocol):
     def train_step(self, batch: Any, samples: int, weight: float, lr: float) -> SupportsFloat:
         """One optimizer step on gradients averaged over the replicas (all ranks, also one whose batch is None).
 
+        Under `Settings.adasum` they are combined by Adasum in place of the average.
+
         Args:
             batch: from `train_batches`.
             samples: its number of samples.
-            weight: factor of this rank's mean loss before its gradients are averaged (see `sharding.Share`).
+            weight: factor of this rank's mean loss before gradients are put together (see `sharding.Share`).
             lr: rate of this step. Where the optimizer has several rates they keep their ratio.
 
         Returns:

@@ -276,7 +276,8 @@ class _Training:
             backend.heartbeat.doing("")
             rate = self._rate()
             samples = len(share.indices)
-            loss = backend.train_step(batch, samples, share.weight, rate)
+            weight = share.weight_of_busy if self._run.settings.adasum else share.weight
+            loss = backend.train_step(batch, samples, weight, rate)
             self._window.add(loss, samples, share.total)
             self._step += 1
             self._epoch_samples += share.total

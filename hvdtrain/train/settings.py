@@ -44,6 +44,7 @@ class Settings(BaseModel):
 
     checkpoint: CheckpointSettings = CheckpointSettings()
     compression: Literal["none", "fp16", "bf16", "topk", "auto"] = "none"
+    adasum: bool = False
     parallelism: ParallelismSettings = ParallelismSettings()
     elastic: ElasticSettings | None = None
 

@@ -26,6 +26,12 @@ class Share:
     total: int
     weight: float
 
+    @property
+    def weight_of_busy(self) -> float:
+        """The weight where ranks without samples don't count, as in Adasum: averaged over the others it is 1."""
+        # Where some have none, all others have one sample, and all the same weight.
+        return min(self.weight, float(len(self.indices)))
+
 
 def epoch_order(samples: int, seed: int, epoch: int) -> Indices:
     """The order in which an epoch (from 0) visits the samples: the same on every rank, whatever their number.

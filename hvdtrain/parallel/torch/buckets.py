@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,20 @@ from hvdtrain.parallel.groups import Group
 
 GroupOf: TypeAlias = Callable[[torch.nn.Parameter], tuple[Group, int]]
 """Over which ranks a parameter's gradients are summed, and what the sum is divided by."""
+
+
+# What Horovod still puts together by itself, in bytes: small tensors beside the buckets.
+_FUSION_THRESHOLD = 1 << 20
+
+
+def keep_whole() -> None:
+    """Have Horovod send buckets as they are, unless the user or its autotuning decides (before ``hvd.init``).
+
+    By its default it copies what is ready at the same time into a buffer, up to 128 MiB, and back: four buckets of
+    8 MiB on four ranks took 125 ms so, and 99 ms as they are (benchmarks/data_parallel.py has whole steps).
+    """
+    if "HOROVOD_AUTOTUNE" not in os.environ:
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(_FUSION_THRESHOLD))
 
 
 @dataclass(frozen=True)
@@ -221,7 +236,7 @@ class Usage:
             self._groups.setdefault(bucket.group.ranks, []).append(bucket)
         self._kind = kind
         self._used: set[torch.nn.Parameter] = set()
-        self._sums: list[tuple[list[Bucket], torch.Tensor, Any]] = []
+        self._asked: list[_Question] = []
 
     def note(self, bucket: Bucket) -> None:
         """See which parameters have a gradient, before the bucket takes it."""
@@ -229,25 +244,43 @@ class Usage:
 
     def start(self) -> None:
         """Begin to ask the other ranks, when all buckets were noted."""
-        for buckets in self._groups.values():
-            own = [slot.parameter in self._used for bucket in buckets for slot in bucket.slots]
-            used, group, handle = torch.tensor(own, dtype=torch.int32), buckets[0].group, None
-            if group.size > 1:
-                name = f"hvdtrain.{self._kind}.{group.name}.used"
-                handle = hvd.allreduce_async_(used, op=hvd.Sum, name=name, process_set=group.process_set)
-            self._sums.append((buckets, used, handle))
+        for question in self._asked:
+            question.wait()
+        self._asked = [_Question(buckets, self._used, self._kind) for buckets in self._groups.values()]
         self._used = set()
 
     def finish(self) -> set[torch.nn.Parameter]:
         """The parameters that some rank has used."""
-        used: set[torch.nn.Parameter] = set()
-        for buckets, counts, handle in self._sums:
-            if handle is not None:
-                hvd.synchronize(handle)
-            slots = [slot for bucket in buckets for slot in bucket.slots]
-            used.update(slot.parameter for slot, count in zip(slots, counts.tolist(), strict=True) if count)
-        self._sums = []
-        return used
+        return {parameter for question in self._asked for parameter in question.answer()}
+
+
+class _Question:
+    """Which parameters of one group's buckets some rank has used.
+
+    A rank that has used all of them knows, and doesn't wait for the others' answer before it goes on.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], used: set[torch.nn.Parameter], kind: str) -> None:
+        self._parameters = [slot.parameter for bucket in buckets for slot in bucket.slots]
+        own = [parameter in used for parameter in self._parameters]
+        self._uses_all = all(own)
+        self._counts = torch.tensor(own, dtype=torch.int32)
+        self._handle = None
+        group = buckets[0].group
+        if group.size > 1:
+            name = f"hvdtrain.{kind}.{group.name}.used"
+            self._handle = hvd.allreduce_async_(self._counts, op=hvd.Sum, name=name, process_set=group.process_set)
+
+    def answer(self) -> Iterable[torch.nn.Parameter]:
+        if self._uses_all:
+            return self._parameters
+        self.wait()
+        return (one for one, count in zip(self._parameters, self._counts.tolist(), strict=True) if count)
+
+    def wait(self) -> None:
+        if self._handle is not None:
+            hvd.synchronize(self._handle)
+            self._handle = None
 
 
 def sum_of_squares(tensors: Iterable[torch.Tensor]) -> torch.Tensor:

@@ -6,7 +6,6 @@ ranks of a group compute one loss together, as Megatron-LM's layers do (Shoeybi 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +14,6 @@ import torch
 
 from hvdtrain.parallel.cut import bounds
 from hvdtrain.parallel.groups import Group
-
-# Short beside Horovod's own cycle of 1 ms.
-_NAP_S = 2e-5
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -43,7 +39,7 @@ def start_all_reduce(tensor: torch.Tensor, group: Group) -> Callable[[], torch.T
     handle = hvd.allreduce_async_(summed.detach(), op=hvd.Sum, name=name, process_set=group.process_set)
 
     def wait() -> torch.Tensor:
-        synchronize(handle)
+        hvd.synchronize(handle)
         return tensor if summed is tensor else tensor.copy_(summed)
 
     return wait
@@ -59,7 +55,7 @@ def all_gather(tensor: torch.Tensor, group: Group, dim: int = -1) -> torch.Tenso
     moved = tensor.detach().movedim(dim, 0).contiguous()
     # Without the size that may differ, for all ranks need the same name.
     name = name_of("gather", moved[:0], group)
-    gathered = synchronize(hvd.allgather_async(carried(moved), name=name, process_set=group.process_set))
+    gathered = hvd.synchronize(hvd.allgather_async(carried(moved), name=name, process_set=group.process_set))
     result: torch.Tensor = gathered.view(moved.dtype).movedim(0, dim)
     return result
 
@@ -160,17 +156,6 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
     It refuses bfloat16. float16 is the one type of that width which NCCL, MPI and Gloo all move.
     """
     return tensor.view(torch.float16) if tensor.dtype == torch.bfloat16 else tensor
-
-
-def synchronize(handle: int) -> Any:
-    """``hvd.synchronize``, but sleeping: Horovod's own spins, and keeps its threads that communicate from the cores.
-
-    A step of tensor-parallel layers with Gloo took 48 to 59 ms so, and 69 to 108 ms by Horovod's own (two processes on
-    two cores that others used, too).
-    """
-    while not hvd.poll(handle):
-        time.sleep(_NAP_S)
-    return hvd.synchronize(handle)
 
 
 def name_of(kind: str, tensor: torch.Tensor, group: Group) -> str:

@@ -7,21 +7,29 @@ Half-width sums on a CPU are 2.6 times as slow as float32 ones, and Horovod know
 go by its allreduce there: an alltoall gives each rank all others' words of its own slice, which it sums in float32, and
 an allgather brings the slices' sums, rounded once, back to all. These two move the bytes that a ring-allreduce of the
 same words does (2 (n-1)/n of them on each link), and each bucket's two are `Reduction`'s two phases, so that one
-bucket's sums are computed while another's words are on the wire.
+bucket's sums are computed while another's words are on the wire. Two ranks tell each other all of their words, which
+are as many bytes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import horovod.torch as hvd
 import torch
 
+# The public function always makes a new tensor; this fills one that is there.
+from horovod.torch.mpi_ops import _allgather_async
+
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
 from hvdtrain.parallel.torch.collectives import carried
+
+# Numbers whose float32 stay in a core's cache.
+_AT_ONCE = 1 << 18
 
 
 class Reduction(Protocol):
@@ -65,13 +73,20 @@ def make_reducer(kind: str) -> Reducer:
 class Plain:
     """``none``: Horovod's allreduce. bfloat16 (and on a CPU float16) is summed in float32, and rounded once."""
 
+    def __init__(self) -> None:
+        self._memory = defaultdict[str, Memory](Memory)
+
     def start(self, bucket: torch.Tensor, group: Group, name: str) -> Reduction:
         """As `Reducer.start`."""
         if group.size == 1 or bucket.numel() == 0:
             return Nothing()
         if bucket.dtype == torch.bfloat16 or (bucket.dtype == torch.float16 and not bucket.is_cuda):
-            return Words(bucket, group, name, bucket.dtype)
+            return self._words(bucket, group, name, bucket.dtype)
         return Whole(bucket, bucket, group, name)
+
+    def _words(self, bucket: torch.Tensor, group: Group, name: str, dtype: torch.dtype) -> Reduction:
+        kind = WordsOfTwo if group.size == 2 else WordsOfMany
+        return kind(bucket, group, name, dtype, self._memory[name])
 
 
 class Half(Plain):
@@ -86,7 +101,7 @@ class Half(Plain):
             return super().start(bucket, group, name)
         if bucket.is_cuda:  # a GPU sums halves as fast as anything else
             return Whole(bucket, bucket.half(), group, f"{name}.fp16")
-        return Words(bucket, group, f"{name}.fp16", torch.float16)
+        return self._words(bucket, group, f"{name}.fp16", torch.float16)
 
 
 class BFloat16(Plain):
@@ -96,7 +111,7 @@ class BFloat16(Plain):
         """As `Reducer.start`."""
         if group.size == 1 or bucket.dtype != torch.float32 or bucket.numel() == 0:
             return super().start(bucket, group, name)
-        return Words(bucket, group, f"{name}.bf16", torch.bfloat16)
+        return self._words(bucket, group, f"{name}.bf16", torch.bfloat16)
 
 
 class Nothing:
@@ -126,7 +141,63 @@ class Whole:
             self._bucket.copy_(self._tensor)
 
 
-class Words:
+class Memory:
+    """What the collectives of one bucket read and fill; it is kept, since fresh memory costs as much as the sums."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def get(self, part: str, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Shape (size,), with what it had when it was given back, if that was the same."""
+        kept = self._tensors.get(part)
+        if kept is None or (kept.numel(), kept.dtype, kept.device) != (size, dtype, device):
+            kept = self._tensors[part] = torch.empty(size, dtype=dtype, device=device)
+        return kept
+
+    def add(self, total: torch.Tensor, words: torch.Tensor) -> None:
+        """Add 16-bit words to float32 numbers, both of shape (n,).
+
+        On a CPU 3 to 4 times as fast as ``total += words``, which converts each number by itself.
+        """
+        pieces = zip(total.split(_AT_ONCE), words.split(_AT_ONCE), strict=True)
+        for numbers, piece in pieces:
+            numbers += self.get("numbers", piece.numel(), torch.float32, total.device).copy_(piece)
+
+
+class WordsOfTwo:
+    """The sum of two ranks' 16-bit words: each gets all of the other's, and rounds no sum.
+
+    Args:
+        bucket: shape (n,), any floating type.
+        group: two ranks.
+        name: of the collective, which adds its own end to it.
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
+        memory: of this bucket.
+    """
+
+    def __init__(self, bucket: torch.Tensor, group: Group, name: str, dtype: torch.dtype, memory: Memory) -> None:
+        self._bucket, self._memory = bucket, memory
+        size, device = bucket.numel(), bucket.device
+        own = memory.get("own", size, dtype, device).copy_(bucket)
+        self._both = memory.get("both", 2 * size, dtype, device)
+        self._handle = _allgather_async(carried(own), carried(self._both), f"{name}.both", group.process_set)
+
+    def proceed(self) -> None:
+        """As `Reduction.proceed`."""
+
+    def finish(self) -> None:
+        """As `Reduction.finish`."""
+        hvd.synchronize(self._handle)
+        # In the same order on both ranks, so that they get the same bits.
+        first, second = self._both.view(2, -1)
+        total = self._bucket if self._bucket.dtype == torch.float32 else torch.empty_like(first, dtype=torch.float32)
+        total.copy_(first)
+        self._memory.add(total, second)
+        if total is not self._bucket:
+            self._bucket.copy_(total)
+
+
+class WordsOfMany:
     """The sum of 16-bit words: alltoall, sums in float32, allgather (this module's beginning says why).
 
     Args:
@@ -134,35 +205,35 @@ class Words:
         group: two ranks or more.
         name: of the collectives, which add their own ends to it.
         dtype: ``torch.float16`` or ``torch.bfloat16``.
+        memory: of this bucket.
     """
 
-    def __init__(self, bucket: torch.Tensor, group: Group, name: str, dtype: torch.dtype) -> None:
-        self._bucket, self._group, self._name, self._dtype = bucket, group, name, dtype
-        words = bucket.new_empty(math.ceil(bucket.numel() / group.size) * group.size, dtype=dtype)
-        words[: bucket.numel()].copy_(bucket)
-        words[bucket.numel() :].zero_()
-        self._slices = hvd.alltoall_async(carried(words), name=f"{name}.slices", process_set=group.process_set)
-        self._sums: Any = None
+    def __init__(self, bucket: torch.Tensor, group: Group, name: str, dtype: torch.dtype, memory: Memory) -> None:
+        self._bucket, self._group, self._name, self._memory = bucket, group, name, memory
+        self._words = memory.get("words", math.ceil(bucket.numel() / group.size) * group.size, dtype, bucket.device)
+        self._words[: bucket.numel()].copy_(bucket)
+        self._words[bucket.numel() :].zero_()
+        self._slices = hvd.alltoall_async(carried(self._words), name=f"{name}.slices", process_set=group.process_set)
+        self._sums: int | None = None
 
     def proceed(self) -> None:
         """As `Reduction.proceed`."""
         if self._sums is not None:
             return
-        slices = _synchronized(self._slices).view(self._dtype).view(self._group.size, -1)
+        slices = hvd.synchronize(self._slices)[0].view(self._words.dtype).view(self._group.size, -1)
+        size, dtype, device = slices.shape[1], slices.dtype, slices.device
         # One slice after the other: several times as fast on a CPU as a sum over the first dimension.
-        total = slices[0].float()
+        total = self._memory.get("total", size, torch.float32, device).copy_(slices[0])
         for words in slices[1:]:
-            total += words
+            self._memory.add(total, words)
         # The owner takes its rounded sums too, or it would have other bits than the rest.
-        rounded = carried(total.to(self._dtype))
-        self._sums = hvd.allgather_async(rounded, name=f"{self._name}.sums", process_set=self._group.process_set)
+        rounded = self._memory.get("rounded", size, dtype, device).copy_(total)
+        name, process_set = f"{self._name}.sums", self._group.process_set
+        # This rank's words are sent, so that their memory can take the sums.
+        self._sums = _allgather_async(carried(rounded), carried(self._words), name, process_set)
 
     def finish(self) -> None:
         """As `Reduction.finish`."""
         self.proceed()
-        self._bucket.copy_(_synchronized(self._sums).view(self._dtype)[: self._bucket.numel()])
-
-
-def _synchronized(handle: Any) -> torch.Tensor:
-    output = hvd.synchronize(handle)
-    return output[0] if isinstance(output, tuple) else output
+        hvd.synchronize(self._sums)
+        self._bucket.copy_(self._words[: self._bucket.numel()])

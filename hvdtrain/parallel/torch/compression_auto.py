@@ -27,11 +27,9 @@ class Auto:
 
     What counts is a step's time from the start of its first bucket to the end of its last, the median over five steps
     for each kind, taken in turn, and the mean over the group's ranks. A later attempt of the job measures anew.
-
     """
 
     def __init__(self) -> None:
-        self._reducers: dict[str, Reducer] = {"none": Plain(), "bf16": BFloat16()}
         self._trials: dict[str, _Trial] = {}
 
     @property
@@ -50,7 +48,7 @@ class Auto:
             return Nothing()
         trial = self._trials.setdefault(group.name, _Trial(group))
         step, kind = trial.next(name)
-        reducer = self._reducers[kind]
+        reducer = trial.reducers[kind]
         if step >= _TRIAL_STEPS:
             return reducer.start(bucket, group, name)
         trial.begins(step)
@@ -67,6 +65,7 @@ class _Trial:
 
     def __init__(self, group: Group) -> None:
         self.chosen = self.why = ""
+        self.reducers: dict[str, Reducer] = {"none": Plain(), "bf16": BFloat16()}
         self._group = group
         self._uses: Counter[str] = Counter()
         self._begun: dict[int, float] = {}
@@ -109,6 +108,8 @@ class _Trial:
         self.why = (
             f"compression: {self.chosen}; gradients take {none_s:.3g} s per step as they are, {bf16_s:.3g} s as bf16"
         )
+        # The other's memory is as large as the gradients.
+        self.reducers = {self.chosen: self.reducers[self.chosen]}
 
 
 class _Timed:

@@ -40,6 +40,7 @@ class KerasBackend(Member):
     def __init__(self, task: Task, settings: Settings) -> None:
         self._task = task
         self._compression = compression_of(getattr(hvd.Compression, settings.compression))
+        self._op = hvd.Adasum if settings.adasum else hvd.Average
         super().__init__(hvd)
         task.groups = self.groups
         self._refuse(settings)
@@ -138,7 +139,9 @@ class KerasBackend(Member):
         # Compiled for what that adds: loss scaling under mixed_float16, and the optimizer in the saved model.
         # An elastic job's groups change, and it is data parallel.
         parallel = None if self.groups.grid.is_data_parallel else self.groups
-        self._model.compile(hvd.DistributedOptimizer(optimizer, compression=self._compression, parallel=parallel))
+        self._model.compile(
+            hvd.DistributedOptimizer(optimizer, compression=self._compression, op=self._op, parallel=parallel)
+        )
         self._optimizer = self._model.optimizer
         self._optimizer.build(self._model.trainable_variables)
         self._seed_states = [v for v in self._model.variables if v.name == "seed_generator_state"]

@@ -17,6 +17,8 @@ import torch
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.torch import buckets
+from hvdtrain.parallel.torch.adasum import Adasum
 from hvdtrain.parallel.torch.collectives import carried
 from hvdtrain.parallel.torch.compression import Reducer, make_reducer
 from hvdtrain.parallel.torch.compression_auto import Auto
@@ -57,6 +59,8 @@ class TorchBackend(Member):
         self._task = task
         self._settings = settings
         self._divided = settings.parallelism
+        if not settings.adasum:
+            buckets.keep_whole()
         super().__init__(hvd)
         task.groups = self.groups
         self.train_samples = 0
@@ -135,8 +139,11 @@ class TorchBackend(Member):
         return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
 
     def _make_exchange(self) -> GradientExchange:
-        self._reducer = make_reducer(self._settings.compression)
         self._told = set[str]()
+        if self._settings.adasum:
+            # Its dot products are of what travels together: each parameter alone.
+            return GradientExchange(self._trained(), self._group_of, Adasum(), bucket_mb=0)
+        self._reducer = make_reducer(self._settings.compression)
         return GradientExchange(self._trained(), self._group_of, self._reducer)
 
     def broadcast_state(self) -> None:
@@ -319,7 +326,8 @@ class TorchBackend(Member):
         cut = cut_of(parameter)
         groups = self.groups
         over = groups.data if cut is not None and cut.axis == "embedding" else groups.replicas
-        return over, groups.replicas.size
+        # Adasum is no sum that has to be divided.
+        return over, 1 if self._settings.adasum else groups.replicas.size
 
     def _broadcast_model(self) -> None:
         groups = self.groups

@@ -1,13 +1,17 @@
 """What stands for mpirun: gives the real one hvdtrain's parameters in place of horovodrun's, and becomes it.
 
-horovodrun names the transport and the interfaces itself, and Open MPI 4 refuses a parameter that is given twice.
+horovodrun names the transport and the interfaces itself, and Open MPI 4 refuses a parameter that is given twice. With
+its ``btl ^openib`` it also brings back what the system's own configuration leaves out.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 PROGRAM = "HVDTRAIN_MPIRUN"
 PARAMETERS = "HVDTRAIN_MPI_PARAMETERS"
@@ -19,7 +23,8 @@ _CHOSEN_BY_HOROVODRUN = {"pml", "btl", "btl_tcp_if_include", "btl_tcp_if_exclude
 
 def rewritten(arguments: list[str], parameters: dict[str, str]) -> list[str]:
     """Mpirun's arguments as horovodrun gives them, with these MCA parameters in the place of its own."""
-    end = arguments.index(_WORKER) - 2
+    workers = _WORKER in arguments
+    end = arguments.index(_WORKER) - 2 if workers else len(arguments)
     dropped = {*parameters, *_CHOSEN_BY_HOROVODRUN}
     kept = [word for name, value in parameters.items() for word in ("-mca", name, value)]
     words = iter(arguments[:end])
@@ -33,17 +38,29 @@ def rewritten(arguments: list[str], parameters: dict[str, str]) -> list[str]:
             # Interfaces differ from host to host, and reach each worker over its channel.
             if not variable.startswith(("NCCL_SOCKET_IFNAME=", PROGRAM, PARAMETERS)):
                 kept += [word, variable]
-        elif word != "--tag-output":
+        elif not workers or word != "--tag-output":
             # Workers' output comes over their channels, so nobody needs its lines tagged.
             kept.append(word)
     return kept + arguments[end:]
+
+
+def in_the_place_of(program: str, parameters: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Write what stands for mpirun into a folder; returns the variables that it wants, of which none is PATH.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    stand_in = folder / "mpirun"
+    stand_in.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", __file__])} "$@"\n')
+    stand_in.chmod(0o700)
+    return {PROGRAM: program, PARAMETERS: json.dumps(dict(parameters))}
 
 
 def main() -> None:
     """Become mpirun."""
     parameters, program = json.loads(os.environ.pop(PARAMETERS)), os.environ.pop(PROGRAM)
     # horovodrun asks for its version first.
-    arguments = rewritten(sys.argv[1:], parameters) if _WORKER in sys.argv else sys.argv[1:]
+    arguments = rewritten(sys.argv[1:], parameters) if "-mca" in sys.argv else sys.argv[1:]
     os.execv(program, [program, *arguments])  # noqa: S606 - argv, no shell
 
 
