@@ -33,7 +33,14 @@ def launch(program: str, way: str, controller: str, processes: int) -> dict[str,
     """Run ``program --rank WAY FOLDER`` on each rank; returns what rank 0 has measured."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, program, "--rank", way, folder]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HVD_BENCHMARK_RANKS": str(processes)}
+        # As `hvdtrain launch` does: Open MPI would poll without giving way.
+        yields = str(int(2 * processes > (os.cpu_count() or 1)))
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "HVD_BENCHMARK_RANKS": str(processes),
+            "OMPI_MCA_mpi_yield_when_idle": yields,
+        }
         if controller == "none":
             ranks = [
                 subprocess.Popen(command, env={**env, "HVD_BENCHMARK_RANK": str(rank)}) for rank in range(processes)

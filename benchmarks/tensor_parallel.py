@@ -165,8 +165,6 @@ def wait_for_all() -> None:
 
 def rounds(program: str, ways: list[tuple[str, str]], processes: int, number: int) -> list[list[dict[str, float]]]:
     """Launch all ways (with their controllers) in turns, each round beginning with another; a list for each way."""
-    # As `hvdtrain launch` does: Open MPI's ranks would poll without giving way.
-    os.environ |= {"OMPI_MCA_mpi_yield_when_idle": str(int(processes > (os.cpu_count() or 1)))}
     results: list[list[dict[str, float]]] = [[] for _ in ways]
     for turn in range(number):
         for place in range(len(ways)):

@@ -343,7 +343,8 @@ def test_a_controller_that_is_not_there(wanted: str, facts: dict[str, Any], mess
 def test_mpi_yields_where_ranks_share_cores() -> None:
     crowded = plan(spec(), hosts(4), cores=2)
     assert crowded.environment["OMPI_MCA_mpi_yield_when_idle"] == "1"
-    assert "OMPI_MCA_mpi_yield_when_idle" not in plan(spec(), hosts(4), cores=4).environment
+    assert "OMPI_MCA_mpi_yield_when_idle" in plan(spec(), hosts(4), cores=7).environment
+    assert "OMPI_MCA_mpi_yield_when_idle" not in plan(spec(), hosts(4), cores=8).environment
 
 
 # --- environment -------------------------------------------------------------------------------------------------

@@ -210,10 +210,12 @@ def make_plan(
         # Horovod's own warning of ranks that don't join a collective, as early as the hang watch needs it.
         warn_after = max(1, min(60, int(spec.hang_timeout_s / 4)))
         environment.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(warn_after))
-    if controller == "mpi" and max(counts) > facts.cores:
-        # Open MPI's ranks poll without a pause, which starves the others where ranks share a core.
+    if controller == "mpi" and 2 * max(counts) > facts.cores:
+        # Each rank has a thread that computes and Horovod's, in which Open MPI polls without a pause; where they share
+        # a core, the one starves the other.
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-        reasons.append(f"MPI yields when idle: {max(counts)} ranks on a host, this machine has {facts.cores} cores")
+        ranks = f"{max(counts)} {'rank' if max(counts) == 1 else 'ranks'}"
+        reasons.append(f"MPI yields when idle: {ranks} of two threads on a host, this machine has {facts.cores} cores")
 
     workers = [count for _, count in used]
     fabric = _network_name(facts, network)

@@ -9,7 +9,8 @@ import torch
 from hvdtrain.parallel.torch.buckets import Arrivals, Bucket, GroupOf, Usage, plan, sum_of_squares
 from hvdtrain.parallel.torch.compression import Plain, Reducer, Reduction
 
-BUCKET_MB = 8.0
+# As DDP's default.
+BUCKET_MB = 25.0
 
 
 class GradientExchange:
