@@ -213,3 +213,38 @@ def test_keras(job: ElasticJob) -> None:
     assert "global batch 64 (32 per worker), learning rate 0.1" in job.output
     records = map(json.loads, (job.run_directory / "metrics.jsonl").read_text().splitlines())
     assert max(record.get("eval_accuracy", 0) for record in records) > 0.95
+
+
+LOSES_A_RANK_ON_TRIAL = """
+import os, signal
+from pathlib import Path
+from hvdtrain.keras import compression
+from hvdtrain.tasks.digits_keras import Digits
+
+times, tries = compression._seconds_of_both, []
+
+def times_or_end(values, wire):
+    tries.append(values)
+    if len(tries) == 2:
+        try:
+            Path("ended").touch(exist_ok=False)
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return times(values, wire)
+
+compression._seconds_of_both = times_or_end
+Task = Digits
+"""
+
+
+def test_a_worker_that_is_lost_while_the_others_come_together(job: ElasticJob) -> None:
+    (job.folder / "fragile.py").write_text(LOSES_A_RANK_ON_TRIAL)
+    options = {"epochs": 12, "batch_size": 32, "lr": 0.05}
+    with job.training(options=options, task="fragile:Task", horovod={"compression": "auto"}) as process:
+        os.kill(job.command_of(1), signal.SIGKILL)
+        assert process.wait(PATIENCE_S) == 0, job.output
+    assert (job.folder / "ended").exists()
+    assert [event["event"] for event in job.events].count("worker_lost") == 2, job.output
+    assert job.status["attempt"] == 0

@@ -128,9 +128,13 @@ class _Training:
 
     def _train_elastically(self) -> bool:
         """As `_train_together`, again and again with the ranks that are there."""
-        failures, best = 0, -1
+        failures, best, changed = 0, -1, False
         while True:
             try:
+                if changed:
+                    # A rank may be lost in here, too.
+                    self._backend.rejoin()
+                    self._stopping.restart()
                 return self._train_together()
             except HostsChangedError:
                 pass
@@ -139,10 +143,9 @@ class _Training:
                 if not self._backend.is_lost_rank(error) or failures == _MOST_FAILURES:
                     raise
                 self._roll_back()
+            changed = True
             self._backend.heartbeat.doing("resizing")
             self._saving.finish()
-            self._backend.rejoin()
-            self._stopping.restart()
 
     def _train_together(self) -> bool:
         """What is left of the training, with these ranks; False: stopped before the end."""
