@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -10,12 +11,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from real_processes import horovodrun
+from real_processes import CROWDED, horovodrun
 
 from hvdtrain import contract
 from hvdtrain.parallel.grid import Grid
@@ -29,16 +31,14 @@ TOLERANCE = 1e-4
 Arrays = dict[str, np.ndarray]
 
 
-def train(run: Path, grid: Grid) -> str:
+def train(run: Path, grid: Grid, controller: str = "gloo") -> str:
     """What is left of 20 steps; returns the output."""
     command = [sys.executable, "-m", "hvdtrain.train"]
     done = subprocess.run(
-        command if grid.size == 1 else [*horovodrun("gloo", grid.size), *command],
+        command if grid.size == 1 else [*horovodrun(controller, grid.size), *command],
         cwd=run,
         env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "3",
+            **CROWDED,
             "PYTHONPATH": f"{HERE}:{HERE.parent}",
             contract.TASK: "parallel_keras_tasks:Everything",
             contract.OPTIONS: json.dumps({"epochs": 1, "lr": 0.02, "batch_size": GLOBAL_BATCH // grid.replicas}),
@@ -96,21 +96,24 @@ LAYOUTS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
-    """Folder and output of each layout that was trained."""
-    found = {}
-    for name, grid in LAYOUTS.items():
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[Path, str]]:
+    """Gives folder and output of a layout that was trained under a controller."""
+
+    @functools.cache
+    def trained(layout: str, controller: str) -> tuple[Path, str]:
         run = tmp_path_factory.mktemp("grid")
-        found[name] = (run, train(run, grid))
-    return found
+        return run, train(run, LAYOUTS[layout], controller)
+
+    return trained
 
 
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_layout_trains_to_the_weights_of_one_process(
-    layout: str, runs: dict[str, tuple[Path, str]], single: tuple[Arrays, float]
+    layout: str, controller: str, runs: Callable[[str, str], tuple[Path, str]], single: tuple[Arrays, float]
 ) -> None:
     """The last step's only sample is one replica's, and Adam's moments come back whole too."""
-    run, output = runs[layout]
+    run, output = runs(layout, controller)
     expected, loss = single
     assert difference(arrays(last_model(run)), expected) < TOLERANCE
     assert final_loss(output) == pytest.approx(loss, abs=1e-3)
@@ -120,9 +123,13 @@ def test_a_layout_trains_to_the_weights_of_one_process(
     ("layout", "other"), [("embedding 4", Grid(tensor=2, embedding=2)), ("tensor 2 x data 2", Grid())]
 )
 def test_a_checkpoint_of_one_grid_is_gone_on_with_on_another(
-    layout: str, other: Grid, runs: dict[str, tuple[Path, str]], single: tuple[Arrays, float], tmp_path: Path
+    layout: str,
+    other: Grid,
+    runs: Callable[[str, str], tuple[Path, str]],
+    single: tuple[Arrays, float],
+    tmp_path: Path,
 ) -> None:
-    shutil.copytree(runs[layout][0] / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(runs(layout, "gloo")[0] / "checkpoints", tmp_path / "checkpoints")
     for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
         if int(checkpoint.name.removeprefix("step-")) > 12:
             shutil.rmtree(checkpoint)
@@ -142,10 +149,10 @@ print(json.dumps([model.count_params(), model(np.array([[22, 6]])).numpy().tolis
 """
 
 
-def test_the_file_is_an_ordinary_model(runs: dict[str, tuple[Path, str]]) -> None:
+def test_the_file_is_an_ordinary_model(runs: Callable[[str, str], tuple[Path, str]]) -> None:
     """Whole layers and tables, which Keras makes and runs where no rank meets another."""
     outputs = []
-    for run, _ in runs.values():
+    for run, _ in (runs(layout, "gloo") for layout in LAYOUTS):
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(HERE.parent)}
         done = subprocess.run(
             [sys.executable, "-c", LOAD, str(last_model(run))],
