@@ -215,7 +215,9 @@ def make_plan(
         # a core, the one starves the other.
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
         ranks = f"{max(counts)} {'rank' if max(counts) == 1 else 'ranks'}"
-        reasons.append(f"MPI yields when idle: {ranks} of two threads on a host, this machine has {facts.cores} cores")
+        reasons.append(
+            f"OMPI_MCA_mpi_yield_when_idle=1: {ranks} of two threads on a host, this machine has {facts.cores} cores"
+        )
 
     workers = [count for _, count in used]
     fabric = _network_name(facts, network)
