@@ -7,21 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from adasum_cases import SIZES, gradients, parameters_of
+from planning import plan_on
 from real_processes import CROWDED, python_on_ranks
 
 from hvdtrain import contract
 from hvdtrain.errors import StartError, UsageError
-from hvdtrain.hosts.models import Host
 from hvdtrain.parallel.adasum import require_size
-from hvdtrain.plan.facts import Facts
-from hvdtrain.plan.plan import LaunchPlan, make_plan
+from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.spec.models import HorovodSettings, JobSpec
 from hvdtrain.train.sharding import epoch_order, shares
 
@@ -315,15 +313,6 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
 
 # --- plans --------------------------------------------------------------------------------------------------------
 
-FACTS = Facts(
-    python="/env/bin/python",
-    horovodrun="/env/bin/horovodrun",
-    controllers=("gloo", "mpi"),
-    mpirun="/usr/bin/mpirun",
-    cores=8,
-    environment={"PATH": "/usr/bin:/bin"},
-)
-
 
 def plan(*slots: int, controller: str = "auto", processes: int | None = None, **facts: Any) -> LaunchPlan:
     job = JobSpec(
@@ -334,9 +323,7 @@ def plan(*slots: int, controller: str = "auto", processes: int | None = None, **
         processes=processes,
         horovod=HorovodSettings(adasum=True, hierarchical_allreduce=facts.pop("hierarchical", None)),
     )
-    where = [Host(name=f"node{number}", slots=count) for number, count in enumerate(slots, 1)]
-    remote = frozenset(host.name for host in where[1:])
-    return make_plan(job, where, replace(FACTS, remote=remote, **facts), Path("/runs/1"))
+    return plan_on(job, *slots, **facts)
 
 
 def test_a_plan_takes_mpi_for_it_and_tells_the_task() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import yaml
 from launching import Job
+from planning import plan_on
 
 from hvdtrain.errors import StartError, UsageError
 from hvdtrain.horovod.autotune import Effort, Found, Sample, effort, read_log, together
-from hvdtrain.hosts.models import Host
-from hvdtrain.plan.facts import Facts
-from hvdtrain.plan.plan import LaunchPlan, make_plan
+from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.plan.tuned import Tuned, load_tuned, whole_mb, write_tuned
 from hvdtrain.spec.loader import load_spec, resolved_yaml
 from hvdtrain.spec.models import Environment, HorovodSettings, JobSpec
@@ -29,14 +28,6 @@ HEADER = (
 # As Horovod 0.28.1 wrote it, scores apart.
 ROWS = "0,0,0, 1,5,4,46.5026\n0,0,0, 1,50,32,4.79171\n0,0,0, 1,26.9347,60.2591,81.25\n0,0,0, 1,10,8,23.5525\n"
 BEST = Sample(60.2591, 26.9347, 81.25)
-FACTS = Facts(
-    python="/env/bin/python",
-    horovodrun="/env/bin/horovodrun",
-    controllers=("gloo", "mpi"),
-    mpirun="/usr/bin/mpirun",
-    cores=8,
-    environment={"PATH": "/bin"},
-)
 TUNED = Tuned(fusion_threshold_mb=60, cycle_time_ms=26.935, samples=21, finished=True, processes=2, hosts=1)
 
 
@@ -156,10 +147,7 @@ def spec_with(env: Environment | None = None, controller: str = "auto", **horovo
 
 
 def plan(job: JobSpec, *slots: int, tuned: Tuned | None = None, **facts: Any) -> LaunchPlan:
-    where = [Host(name=f"node{number}", slots=count) for number, count in enumerate(slots or (2,), 1)]
-    remote = frozenset(host.name for host in where[1:])
-    known = Facts(**(FACTS.__dict__ | {"remote": remote} | facts))
-    return make_plan(job, where, known, Path("/runs/1"), tuned=tuned)
+    return plan_on(job, *(slots or (2,)), tuned=tuned, **facts)
 
 
 def arguments(made: LaunchPlan) -> list[str]:

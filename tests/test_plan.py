@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import planning
 import pytest
 
 from hvdtrain.errors import StartError, UsageError
@@ -22,12 +23,8 @@ from hvdtrain.plan.plan import LaunchPlan, make_plan
 from hvdtrain.plan.render import quote, render
 from hvdtrain.spec.models import Elastic, Environment, HorovodSettings, JobSpec, Restarts, Ssh
 
-FACTS = Facts(
-    python="/env/bin/python",
-    horovodrun="/env/bin/horovodrun",
-    controllers=("gloo", "mpi"),
-    mpirun="/usr/bin/mpirun",
-    cores=8,
+FACTS = replace(
+    planning.FACTS,
     environment={
         "PATH": "/usr/bin:/bin",
         "HOME": "/home/ada",

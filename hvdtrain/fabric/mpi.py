@@ -17,11 +17,10 @@ from hvdtrain.fabric.rdma import Rdma
 from hvdtrain.fabric.routes import ChosenNetwork
 from hvdtrain.fabric.settings import MCA_PREFIX, Settings
 
-# Parameter and value. Debian's configuration leaves out
-# the same (/etc/openmpi/openmpi-mca-params.conf). Seen with its Open MPI 4.1.4 and
-# libfabric 1.17: ranks that never came back from MPI_Init, each in ofi's opal_common_ofi_export_memory_monitor, where a
-# thread waits for a lock of its own.
-NO_BROKEN_TRANSPORT = ("btl", "^openib,uct,ofi")
+# Parameter and value. Debian's configuration leaves out the same (/etc/openmpi/openmpi-mca-params.conf). Seen with its
+# Open MPI 4.1.4 and libfabric 1.17: ranks that never came back from MPI_Init, each in ofi's
+# opal_common_ofi_export_memory_monitor, where a thread waits for a lock of its own.
+_NO_BROKEN_TRANSPORT = ("btl", "^openib,uct,ofi")
 _WHY_LEFT_OUT = "as Debian has it: openib is dead, and ofi may hang in MPI_Init"
 FIX_NO_UCX = "install an Open MPI built with UCX there (Debian's openmpi-bin is; NVIDIA's HPC-X is)"
 
@@ -63,7 +62,7 @@ def set_tcp(settings: Settings, network: ChosenNetwork, fabrics: Mapping[str, Ho
 def set_ucx(settings: Settings, rdma: Rdma) -> None:
     """MPI's data over RDMA with UCX, and shared memory within a host."""
     settings.parameter("pml", "ucx", "RDMA, with the UCX that Open MPI has on every host")
-    settings.parameter(*NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
+    settings.parameter(*_NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
     settings.variable(
         "UCX_NET_DEVICES",
         {host: ",".join(port.name for port in ports) for host, ports in rdma.ports.items()},
@@ -82,13 +81,13 @@ def set_ofi(settings: Settings) -> None:
     """MPI's data over EFA with libfabric."""
     settings.parameter("pml", "cm", "EFA, with the libfabric that Open MPI has on every host")
     settings.parameter("mtl", "ofi", "libfabric")
-    settings.parameter(*NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
+    settings.parameter(*_NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
 
 
 def set_one_host(settings: Settings) -> None:
     """MPI's data within this machine."""
     settings.parameter("pml", "ob1", "shared memory: all ranks are on this machine")
-    settings.parameter(*NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
+    settings.parameter(*_NO_BROKEN_TRANSPORT, _WHY_LEFT_OUT)
 
 
 def set_contact(settings: Settings, network: ChosenNetwork) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import sys
-from collections.abc import Mapping
-from pathlib import Path
 
 PROGRAM = "HVDTRAIN_MPIRUN"
 PARAMETERS = "HVDTRAIN_MPI_PARAMETERS"
@@ -42,18 +39,6 @@ def rewritten(arguments: list[str], parameters: dict[str, str]) -> list[str]:
             # Workers' output comes over their channels, so nobody needs its lines tagged.
             kept.append(word)
     return kept + arguments[end:]
-
-
-def in_the_place_of(program: str, parameters: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Write what stands for mpirun into a folder; returns the variables that it wants, of which none is PATH.
-
-    Raises:
-        OSError: it can't be written.
-    """
-    stand_in = folder / "mpirun"
-    stand_in.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", __file__])} "$@"\n')
-    stand_in.chmod(0o700)
-    return {PROGRAM: program, PARAMETERS: json.dumps(dict(parameters))}
 
 
 def main() -> None:

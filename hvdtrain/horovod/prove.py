@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.fabric.mpi import NO_BROKEN_TRANSPORT
-from hvdtrain.horovod import mpirun
+from hvdtrain.fabric.plan import plan_one_host
+from hvdtrain.horovod import programs
 from hvdtrain.horovod.guard import guarded
 from hvdtrain.horovod.installed import Installed
 
@@ -80,7 +80,7 @@ def prove(horovod: Installed, framework: str, controller: str) -> Proof:
     environment |= _QUIET_AND_LOCAL
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         if program := shutil.which("mpirun"):
-            environment |= mpirun.in_the_place_of(program, dict([("pml", "ob1"), NO_BROKEN_TRANSPORT]), Path(folder))
+            environment |= programs.write_mpirun(Path(folder), program, dict(plan_one_host("mpi", {}).mca))
             environment["PATH"] = os.pathsep.join([folder, environment["PATH"]])
         return _proof(framework, controller, command, environment)
 

@@ -23,6 +23,7 @@ from hvdtrain.plan.grid import make_grid, picture
 from hvdtrain.plan.placement import Placement, place, workers_per_host
 from hvdtrain.plan.tuned import Tuned
 from hvdtrain.plan.tuning import TuningPlan, choose_settings, without_effect
+from hvdtrain.plan.words import plural
 from hvdtrain.remote.ssh import SshSettings, ssh_command
 from hvdtrain.spec.models import JobSpec
 
@@ -214,10 +215,8 @@ def make_plan(
         # Each rank has a thread that computes and Horovod's, in which Open MPI polls without a pause; where they share
         # a core, the one starves the other.
         environment.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-        ranks = f"{max(counts)} {'rank' if max(counts) == 1 else 'ranks'}"
-        reasons.append(
-            f"OMPI_MCA_mpi_yield_when_idle=1: {ranks} of two threads on a host, this machine has {facts.cores} cores"
-        )
+        crowd = f"{plural(max(counts), 'rank')} of two threads on a host"
+        reasons.append(f"OMPI_MCA_mpi_yield_when_idle=1: {crowd}, this machine has {facts.cores} cores")
 
     workers = [count for _, count in used]
     fabric = _network_name(facts, network)
@@ -272,7 +271,7 @@ def _elastic(spec: JobSpec, hosts: Sequence[Host], hostfile: Path | None) -> Ela
         return None
     if slots < wanted.min:
         raise UsageError(
-            f"elastic.min is {wanted.min}, and the hosts have {slots} {'slot' if slots == 1 else 'slots'}",
+            f"elastic.min is {wanted.min}, and the hosts have {plural(slots, 'slot')}",
             fix="add hosts or slots, or lower elastic.min",
         )
     return ElasticPlan(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvdtrain import contract
 from hvdtrain.plan.tuned import VALUES, Tuned
+from hvdtrain.plan.words import plural
 from hvdtrain.spec.checks import HOROVOD_VARIABLES
 from hvdtrain.spec.models import HorovodSettings
 
@@ -156,13 +157,9 @@ def _with_tuned(
 def _how_good(tuned: Tuned) -> str:
     if tuned.samples is None:
         return ""
-    return f" (best of {_plural(tuned.samples, 'setting')}{'' if tuned.finished else ', a search that was cut short'})"
+    return f" (best of {plural(tuned.samples, 'setting')}{'' if tuned.finished else ', a search that was cut short'})"
 
 
 def _size(processes: int | None, hosts: int | None) -> str:
     known = [(processes, "process"), (hosts, "host")]
-    return " on ".join(_plural(count, noun) for count, noun in known if count is not None)
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+    return " on ".join(plural(count, noun) for count, noun in known if count is not None)

@@ -8,17 +8,15 @@ import itertools
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hvdtrain import contract, frames, processes
 from hvdtrain.errors import StartError
-from hvdtrain.horovod import mpirun
+from hvdtrain.horovod import programs
 from hvdtrain.plan.plan import LaunchPlan
 from hvdtrain.remote.ssh import tunnel
 from hvdtrain.supervise.channel import SocketLine
@@ -234,14 +232,10 @@ def with_programs(plan: LaunchPlan, environment: Mapping[str, str], *, other_hos
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if other_hosts:
-            (folder / "ssh").write_text(_SSH.format(variable=ssh.COMMAND, command=_script(ssh.__file__)))
-            (folder / "ssh").chmod(0o700)
+            text = _SSH.format(variable=ssh.COMMAND, command=programs.script(ssh.__file__))
+            programs.write(folder / "ssh", text)
         if plan.controller == "mpi":
-            own |= mpirun.in_the_place_of(plan.mpirun or "mpirun", plan.mpi_parameters, folder)
+            own |= programs.write_mpirun(folder, plan.mpirun or "mpirun", plan.mpi_parameters)
     except OSError as error:
         raise StartError(f"can't write the run directory: {error.strerror}", where=str(folder)) from error
     return {**environment, **own}
-
-
-def _script(file: str | None) -> str:
-    return shlex.join([sys.executable, "-I", "-S", str(file)])

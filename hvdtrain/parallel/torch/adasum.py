@@ -7,7 +7,7 @@ import torch
 
 from hvdtrain.parallel.adasum import require_mpi, require_size
 from hvdtrain.parallel.groups import Group
-from hvdtrain.parallel.torch.compression import Nothing, Reduction
+from hvdtrain.parallel.torch.compression import Nothing, Reduction, Whole
 
 
 class Adasum:
@@ -32,22 +32,7 @@ class Adasum:
         """
         if group.size == 1 or bucket.numel() == 0:
             return Nothing()
-        return _Combination(bucket, group, f"{name}.adasum")
-
-
-class _Combination:
-    def __init__(self, bucket: torch.Tensor, group: Group, name: str) -> None:
-        self._bucket = bucket
         # Horovod ends the process where it can't reckon with halves: on a CPU it needs a build for AVX and F16C.
-        self._tensor = bucket if bucket.dtype in (torch.float32, torch.float64) else bucket.float()
-        require_size(self._tensor.numel() * self._tensor.element_size())
-        self._handle = hvd.allreduce_async_(self._tensor, op=hvd.Adasum, name=name, process_set=group.process_set)
-
-    def proceed(self) -> None:
-        """As `Reduction.proceed`."""
-
-    def finish(self) -> None:
-        """As `Reduction.finish`."""
-        hvd.synchronize(self._handle)
-        if self._tensor is not self._bucket:
-            self._bucket.copy_(self._tensor)
+        tensor = bucket if bucket.dtype in (torch.float32, torch.float64) else bucket.float()
+        require_size(tensor.numel() * tensor.element_size())
+        return Whole(bucket, tensor, group, f"{name}.adasum", op=hvd.Adasum)

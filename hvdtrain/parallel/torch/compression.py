@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import horovod.torch as hvd
 import torch
@@ -27,6 +27,7 @@ from horovod.torch.mpi_ops import _allgather_async
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.groups import Group
 from hvdtrain.parallel.torch.collectives import carried
+from hvdtrain.parallel.torch.memory import Memory
 
 # Numbers whose float32 stay in a core's cache.
 _AT_ONCE = 1 << 18
@@ -127,9 +128,9 @@ class Nothing:
 class Whole:
     """Horovod's allreduce of a tensor with the bucket's values: the bucket itself, or a copy of another type."""
 
-    def __init__(self, bucket: torch.Tensor, tensor: torch.Tensor, group: Group, name: str) -> None:
+    def __init__(self, bucket: torch.Tensor, tensor: torch.Tensor, group: Group, name: str, op: Any = hvd.Sum) -> None:
         self._bucket, self._tensor = bucket, tensor
-        self._handle = hvd.allreduce_async_(tensor, op=hvd.Sum, name=name, process_set=group.process_set)
+        self._handle = hvd.allreduce_async_(tensor, op=op, name=name, process_set=group.process_set)
 
     def proceed(self) -> None:
         """As `Reduction.proceed`."""
@@ -141,27 +142,13 @@ class Whole:
             self._bucket.copy_(self._tensor)
 
 
-class Memory:
-    """What the collectives of one bucket read and fill; it is kept, since fresh memory costs as much as the sums."""
+def add(total: torch.Tensor, words: torch.Tensor, memory: Memory) -> None:
+    """Add 16-bit words to float32 numbers, both of shape (n,).
 
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-
-    def get(self, part: str, size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Shape (size,), with what it had when it was given back, if that was the same."""
-        kept = self._tensors.get(part)
-        if kept is None or (kept.numel(), kept.dtype, kept.device) != (size, dtype, device):
-            kept = self._tensors[part] = torch.empty(size, dtype=dtype, device=device)
-        return kept
-
-    def add(self, total: torch.Tensor, words: torch.Tensor) -> None:
-        """Add 16-bit words to float32 numbers, both of shape (n,).
-
-        On a CPU 3 to 4 times as fast as ``total += words``, which converts each number by itself.
-        """
-        pieces = zip(total.split(_AT_ONCE), words.split(_AT_ONCE), strict=True)
-        for numbers, piece in pieces:
-            numbers += self.get("numbers", piece.numel(), torch.float32, total.device).copy_(piece)
+    On a CPU 3 to 4 times as fast as ``total += words``, which converts each number by itself.
+    """
+    for numbers, piece in zip(total.split(_AT_ONCE), words.split(_AT_ONCE), strict=True):
+        numbers += memory.get("numbers", piece.numel(), torch.float32, total.device).copy_(piece)
 
 
 class WordsOfTwo:
@@ -190,9 +177,11 @@ class WordsOfTwo:
         hvd.synchronize(self._handle)
         # In the same order on both ranks, so that they get the same bits.
         first, second = self._both.view(2, -1)
-        total = self._bucket if self._bucket.dtype == torch.float32 else torch.empty_like(first, dtype=torch.float32)
+        total = self._bucket
+        if total.dtype != torch.float32:
+            total = self._memory.get("total", first.numel(), torch.float32, first.device)
         total.copy_(first)
-        self._memory.add(total, second)
+        add(total, second, self._memory)
         if total is not self._bucket:
             self._bucket.copy_(total)
 
@@ -225,7 +214,7 @@ class WordsOfMany:
         # One slice after the other: several times as fast on a CPU as a sum over the first dimension.
         total = self._memory.get("total", size, torch.float32, device).copy_(slices[0])
         for words in slices[1:]:
-            self._memory.add(total, words)
+            add(total, words, self._memory)
         # The owner takes its rounded sums too, or it would have other bits than the rest.
         rounded = self._memory.get("rounded", size, dtype, device).copy_(total)
         name, process_set = f"{self._name}.sums", self._group.process_set

@@ -24,6 +24,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.parallel.cut import bounds
 from hvdtrain.parallel.torch.buckets import Arrivals, Bucket, GroupOf, Slot, Usage, plan, sum_of_squares
 from hvdtrain.parallel.torch.collectives import carried
+from hvdtrain.parallel.torch.memory import Memory
 
 # As DDP's. Each bucket is two messages, and each message costs Horovod some milliseconds of agreement.
 BUCKET_MB = 25.0
@@ -88,7 +89,7 @@ class ShardedOptimizer:
         self._ready: set[int] = set()
         self._sent = 0
         self._under_way: deque[_Shard] = deque()
-        self._memories = [_Memory() for _ in range(_UNDER_WAY)]
+        self._memories = [Memory() for _ in range(_UNDER_WAY)]
         self._replace()
 
     @property
@@ -204,22 +205,6 @@ class ShardedOptimizer:
                     }
 
 
-class _Memory:
-    """What one bucket under way reads and fills. It is kept for the next ones: fresh memory costs as much as sums."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
-
-    def get(self, part: str, empty: Callable[[int], torch.Tensor], size: int) -> torch.Tensor:
-        """Shape (size,), as ``empty`` makes it; what it held is lost."""
-        kind = empty(0)
-        key = (part, kind.dtype, kind.device)
-        kept = self._tensors.get(key)
-        if kept is None or kept.numel() < size:
-            kept = self._tensors[key] = empty(size)
-        return kept[:size]
-
-
 class _Shard:
     """One bucket: all its parameters in one piece of memory, and this rank's range of them."""
 
@@ -239,7 +224,7 @@ class _Shard:
         self._sent: tuple[torch.Tensor, Any] | None = None
         self.parts = [self._part(slot) for slot in bucket.slots if self._overlap(slot)]
 
-    def send(self, memory: _Memory) -> None:
+    def send(self, memory: Memory) -> None:
         """Begin to sum this rank's range of the gradients; the memory is the shard's until it has received the sum.
 
         Horovod's reducescatter takes 3 times as long as an alltoall and the sum here with Gloo, and 1.5 times with MPI
@@ -249,8 +234,9 @@ class _Shard:
             flat = self.bucket.gather(lambda: self._sum)
             self._sum = flat
             return
-        flat = self.bucket.gather(lambda: memory.get("gradients", self.bucket.empty, self.bucket.size))
-        received = memory.get("received", self.bucket.empty, len(self._sizes) * self._sum.numel())
+        kind = self._sum.dtype, self._sum.device
+        flat = self.bucket.gather(lambda: memory.get("gradients", self.bucket.size, *kind))
+        received = memory.get("received", len(self._sizes) * self._sum.numel(), *kind)
         splits = torch.tensor(self._sizes, dtype=torch.int32)
         name, process_set = self.bucket.name, self.bucket.group.process_set
         handle = _alltoall_async(flat, splits, received, torch.empty_like(splits), name, process_set)
@@ -282,9 +268,11 @@ class _Shard:
 
     def start_gather(self) -> int:
         """Begin to bring all ranks' ranges of the parameters together; returns Horovod's handle."""
+        # MPI wants what is sent and what comes apart; the gradients have had their use, and leave their memory.
+        self.forget()
         flat = carried(self._flat)
-        # MPI wants what is sent and what is received apart. The gradients' sums have had their use.
-        own = carried(self._sum.to(self._flat.dtype)).copy_(flat[self._start : self._stop])
+        own = flat[self._start : self._stop]
+        own = self._sum.copy_(own) if self._sum.dtype == self._flat.dtype else own.clone()
         handle: int = _allgather_async(own, flat, f"{self.bucket.name}.parameters", self.bucket.group.process_set)
         return handle
 
