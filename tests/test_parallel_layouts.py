@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from hvdtrain import contract
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-4
@@ -133,21 +135,26 @@ def train_and_compare(task: str, parallelism: dict[str, Any], controller: str, f
 
 
 def test_a_checkpoint_of_one_grid_is_gone_on_with_on_others(tmp_path: Path, single: Single) -> None:
-    """One run, on another grid after 4, 8 and 12 steps: it is told the grid at each start."""
+    """One run, on another grid after 4, 8, 12 and 16 steps, at last on one process."""
     expected, _ = single("gpt")
-    grids: list[dict[str, Any]] = [
-        {"pipeline": 2, "shard_optimizer": True, "replicas": 2, "micro_batches": 2},
-        {"tensor": 2, "replicas": 2},
-        {"tensor": 2, "shard_optimizer": True, "replicas": 2},
-        {"replicas": 4},
-    ]
-    launch(tmp_path, "gpt", 4, grids[0])
+    launch(tmp_path, "gpt", 4, {"pipeline": 2, "shard_optimizer": True, "replicas": 2, "micro_batches": 2})
     assert difference(weights(tmp_path), expected) < TOLERANCE
     run = next((tmp_path / "runs" / "job").glob("2*"))
-    for step, grid in zip((4, 8, 12), grids[1:], strict=True):
+    once = {"pipeline": 1, "micro_batches": 1}
+    grids: list[tuple[int, int, dict[str, Any], str | None]] = [
+        (4, 2, {**once, "tensor": 2}, "2,1,2,1"),
+        (4, 2, {"shard_optimizer": False}, "2,1,2,1"),
+        (4, 1, {"tensor": 4}, "4,1,1,1"),
+        (1, 1, {"tensor": 1}, None),
+    ]
+    for step, (processes, replicas, degrees, grid) in zip((4, 8, 12, 16), grids, strict=True):
         end_at(run, step)
-        set_grid(run / "job.yaml", grid)
-        assert f"resumed from step {step}" in hvdtrain(tmp_path, "resume", str(run))
+        changes = {f"parallelism.{key}": value for key, value in degrees.items()}
+        changes["options.batch_size"] = GLOBAL_BATCH // replicas
+        options = [word for key, value in changes.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+        output = hvdtrain(tmp_path, "resume", str(run), "-n", str(processes), *options)
+        assert f"resumed from step {step}" in output
+        assert json.loads((run / "plan.json").read_text())["environment"].get(contract.GRID) == grid
         assert difference(weights(tmp_path), expected) < TOLERANCE
 
 
@@ -158,14 +165,3 @@ def end_at(run: Path, step: int) -> None:
             shutil.rmtree(checkpoint)
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"state": "failed", "exit_status": 4}))
-
-
-def set_grid(path: Path, parallelism: dict[str, Any]) -> None:
-    """Change a resolved spec as a user would in an editor."""
-    import yaml
-
-    spec = yaml.safe_load(path.read_text())
-    degrees = dict(parallelism)
-    spec["options"]["batch_size"] = GLOBAL_BATCH // degrees.pop("replicas")
-    spec["parallelism"] = degrees
-    path.write_text(yaml.safe_dump(spec))

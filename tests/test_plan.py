@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 from dataclasses import replace
@@ -21,6 +22,7 @@ from hvdtrain.plan.facts import Facts, NetworkFacts
 from hvdtrain.plan.placement import place, workers_per_host
 from hvdtrain.plan.plan import LaunchPlan, make_plan
 from hvdtrain.plan.render import quote, render
+from hvdtrain.spec.loader import resolved_yaml
 from hvdtrain.spec.models import Elastic, Environment, HorovodSettings, JobSpec, Restarts, Ssh
 
 FACTS = replace(
@@ -50,7 +52,9 @@ def plan(job: JobSpec, where: list[Host], **facts: Any) -> LaunchPlan:
 
 
 def test_the_whole_plan_of_a_script_on_one_host() -> None:
-    assert plan(spec(processes=2), hosts(4)).to_json() == {
+    job = spec(processes=2)
+    assert plan(job, hosts(4)).to_json() == {
+        "spec_sha256": hashlib.sha256(resolved_yaml(job).encode()).hexdigest(),
         "name": "job",
         "controller": "mpi",
         "argv": [

@@ -274,3 +274,89 @@ def test_a_detached_run_that_fails_later_says_so(runs: Runs) -> None:
     assert runs.status()["exit_status"] == 4
     assert "ZeroDivisionError" in (runs.job.run_directory / "launch.log").read_text()
     assert re.search(r"exit status +4\n", runs.command("status").stdout)
+
+
+FAILS_FIRST = """
+import os, sys
+size = os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"]
+print("one of", size, "attempt", os.environ["HVDTRAIN_ATTEMPT"])
+sys.exit(int(os.environ["HVDTRAIN_ATTEMPT"] == "0"))
+"""
+
+
+def kept(runs: Runs) -> dict[str, bytes]:
+    """The files by which a run goes on."""
+    return {name: (runs.job.run_directory / name).read_bytes() for name in ("job.yaml", "plan.json")}
+
+
+def test_a_run_goes_on_with_other_workers(runs: Runs) -> None:
+    assert runs.job.launch(FAILS_FIRST, "--hosts", "localhost:3").returncode == 4
+    before = kept(runs)
+
+    shown = runs.command("resume", "-n", "3", "--dry-run")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "# 3 processes, of 3 slots: 3 on localhost" in shown.stdout
+    for options, words in {
+        ("-n", "4"): "4 processes, but the hosts have 3 slots",
+        ("--set", "controler=mpi"): "did you mean 'controller'",
+        ("--set", "name=other"): "a run keeps its job's name, and this is 'other'",
+        ("--set", "command=[python, gone.py]"): "the script 'gone.py' doesn't exist",
+        ("--hosts", "localhost:2", "--hostfile", "hosts"): "both given",
+        ("--format", "json"): "--dry-run",
+    }.items():
+        refused = runs.command("resume", *options)
+        assert refused.returncode in (2, 3)
+        assert words in refused.stderr
+    assert kept(runs) == before
+    assert runs.status()["attempt"] == 0
+
+    done = runs.command("resume", "-n", "3")
+    assert (done.returncode, done.stdout.count("one of 3 attempt 1\n")) == (0, 3), done.stderr
+    assert "attempt 1: controller gloo: as the job spec says; 3 processes" in done.stderr
+    first = runs.job.run_directory / "logs" / "attempt-0"
+    assert {name: (first / name).read_bytes() for name in before} == before
+    assert json.loads((first / "environment.json").read_text())["packages"]
+
+
+def test_a_finished_run_goes_on_only_with_another_job(runs: Runs) -> None:
+    assert runs.job.launch("print('done')", processes=1).returncode == 0
+    for options in ([], ["--replan"], ["-n", "1"]):
+        refused = runs.command("resume", *options)
+        assert refused.returncode == 2
+        assert "the run has finished, and nothing of its job has changed" in refused.stderr
+    done = runs.command("resume", "--set", "env.set.MORE=1")
+    assert (done.returncode, done.stdout) == (0, "[0] done\n"), done.stderr
+    assert runs.command("resume").returncode == 2
+
+
+def test_a_job_that_was_edited_in_the_run_s_folder_is_planned_anew(runs: Runs) -> None:
+    assert runs.job.launch(FAILS_FIRST, processes=2).returncode == 4
+    file = runs.job.run_directory / "job.yaml"
+    file.write_text(file.read_text().replace("processes: 2", "processes: 1") + "# by me\n")
+    done = runs.command("resume")
+    assert (done.returncode, done.stdout) == (0, "[0] one of 1 attempt 1\n"), done.stderr
+
+
+def test_a_run_that_was_moved_is_planned_anew_when_asked(runs: Runs) -> None:
+    assert runs.job.launch(FAILS_FIRST, processes=1).returncode == 4
+    moved = runs.job.folder / "elsewhere" / "job" / "moved"
+    moved.parent.mkdir(parents=True)
+    runs.job.run_directory.resolve().rename(moved)
+    refused = runs.command("resume", str(moved))
+    assert refused.returncode == 2
+    assert "the run was moved" in refused.stderr
+    (moved / "plan.json").write_text("{}")
+    assert "the run's plan can't be read: KeyError('name')" in runs.command("resume", str(moved)).stderr
+    done = runs.command("resume", str(moved), "--replan")
+    assert (done.returncode, done.stdout) == (0, "[0] one of 1 attempt 1\n"), done.stderr
+    assert json.loads((moved / "plan.json").read_text())["run_directory"] == str(moved)
+
+
+def test_a_new_launch_names_the_run_that_could_go_on(runs: Runs) -> None:
+    assert runs.job.launch("1 / 0", processes=1).returncode == 4
+    first = runs.job.run_directory.resolve()
+    (first / "checkpoints" / "step-0000000001").mkdir(parents=True)
+    done = runs.job.launch("print('anew')", processes=1)
+    assert done.returncode == 0
+    assert f"a new run; the one before ended before its training had, 'hvdtrain resume {first}'" in done.stderr
+    assert "resume" not in runs.job.launch("print('anew')", processes=1).stderr

@@ -24,7 +24,7 @@ from hvdtrain.cli.tables import duration
 from hvdtrain.errors import CheckFailedError, UsageError
 from hvdtrain.supervise.follow import Choice, Line, lines
 from hvdtrain.supervise.records import RankStatus, Status, StatusFile, Supervisor, boot_id, start_time
-from hvdtrain.supervise.runs import all_runs, find, look, require_resumable, taken
+from hvdtrain.supervise.runs import all_runs, find, look, require_ended, taken, unfinished
 from hvdtrain.supervise.stop import stop
 
 PATIENCE_S = 180
@@ -256,7 +256,7 @@ def test_a_damaged_status_is_told(runs: Path, content: bytes) -> None:
     assert (sight.state, sight.status) == ("unknown", None)
     assert sight.note == "this is no status of a run, or one of another version of hvdtrain"
     with pytest.raises(UsageError, match="whether this run still lives can't be told"):
-        require_resumable(find("a", runs))
+        require_ended(find("a", runs))
 
 
 def test_commands_at_a_damaged_status(runs: Path, tmp_path: Path) -> None:
@@ -357,13 +357,9 @@ def test_what_cannot_be_resumed(runs: Path, process: subprocess.Popen[bytes], tm
     done = hvdtrain("resume", "a", folder=tmp_path)
     assert done.returncode == 2
     assert f"the run still lives: it is running, by process {process.pid} on {HERE}" in done.stderr
-    make_run(runs, "b", "1", state="finished")
-    done = hvdtrain("resume", "b", folder=tmp_path)
-    assert done.returncode == 2
-    assert "the run has finished" in done.stderr
     process.kill()
     wait_until_gone([process.pid], PATIENCE_S)
-    require_resumable(find("a", runs))
+    require_ended(find("a", runs))
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     done = hvdtrain("resume", "a", folder=tmp_path)
@@ -372,12 +368,12 @@ def test_what_cannot_be_resumed(runs: Path, process: subprocess.Popen[bytes], tm
     os.close(descriptor)
     with taken(find("a", runs)):
         pass
-    # Nobody holds it any more: it fails for its plan, which has nothing in it.
+    # Nobody holds it any more: it fails for its job, which isn't there.
     for option in ([], ["--detach"]):
         done = hvdtrain("resume", "a", *option, folder=tmp_path)
         assert done.returncode == 2
         assert done.stdout == ""
-        assert done.stderr.startswith(f"error: {path / contract.PLAN_FILE}: the run's plan can't be read")
+        assert done.stderr.startswith(f"error: {path / contract.JOB_FILE}: can't read the job spec")
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------
@@ -646,3 +642,13 @@ runpy.run_module("hvdtrain", run_name="__main__")
 def test_ctrl_c_while_it_loads(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize(("state", "goes_on"), [("failed", True), ("stopped", True), ("finished", False)])
+def test_a_run_that_ended_too_early_is_known(runs: Path, state: str, goes_on: bool) -> None:
+    make_run(runs, "a", "1", state="failed")
+    path = make_run(runs, "a", "2", state=state)
+    assert unfinished(runs, "a") is None
+    (path / contract.CHECKPOINTS / "step-0000000004").mkdir(parents=True)
+    assert unfinished(runs, "a") == (find("a/2", runs) if goes_on else None)
+    assert unfinished(runs, "b") is None

@@ -43,8 +43,12 @@ def _existing(context: click.Context, parameter: click.Parameter, value: Path | 
 
 def job(command: _Command) -> _Command:
     """The job spec, and what a command line says over it."""
+    return click.argument("job", type=click.Path(path_type=Path))(changes(command))
+
+
+def changes(command: _Command) -> _Command:
+    """What a command line says over a job's spec."""
     decorators = (
-        click.argument("job", type=click.Path(path_type=Path)),
         click.option(
             "--set",
             "overrides",
@@ -64,6 +68,11 @@ def job(command: _Command) -> _Command:
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
+
+
+def with_processes(overrides: tuple[str, ...], processes: int | None) -> tuple[str, ...]:
+    """The overrides with that of ``--processes``."""
+    return overrides if processes is None else (*overrides, f"processes={processes}")
 
 
 def subset(command: _Command) -> _Command:
@@ -122,6 +131,23 @@ def detach(command: _Command) -> _Command:
     return click.option("--detach", is_flag=True, help="Go on in the background, and return when it has begun.")(
         command
     )
+
+
+def dry_run(command: _Command) -> _Command:
+    """``--dry-run``, with ``--format``."""
+    show = click.option("--dry-run", is_flag=True, help="Show the plan and the exact command, and start nothing.")
+    form = click.option(
+        "--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Format of --dry-run."
+    )
+    return show(form(command))
+
+
+def check_dry_run(dry_run: bool, detach: bool, output_format: str) -> None:
+    """Raises click.UsageError where options don't go together."""
+    if output_format == "json" and not dry_run:
+        raise click.UsageError("--format json shows a plan: it goes with --dry-run")
+    if detach and dry_run:
+        raise click.UsageError("--dry-run starts nothing that could be detached")
 
 
 def show_detached(run_directory: Path) -> None:

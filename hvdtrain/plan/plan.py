@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from hvdtrain.plan.tuned import Tuned
 from hvdtrain.plan.tuning import TuningPlan, choose_settings, without_effect
 from hvdtrain.plan.words import plural
 from hvdtrain.remote.ssh import SshSettings, ssh_command
+from hvdtrain.spec.loader import resolved_yaml
 from hvdtrain.spec.models import JobSpec
 
 _TASK_RESTARTS = 3
@@ -87,6 +89,7 @@ class LaunchPlan:
         mpirun: path of the mpirun on PATH, or None.
         tuning: where autotune's results go; None: no autotune.
         reasons: what was decided and why, one sentence each.
+        spec_sha256: `spec_digest` of the job spec that it was made of.
     """
 
     name: str
@@ -111,6 +114,7 @@ class LaunchPlan:
     mpirun: str | None
     tuning: TuningPlan | None
     reasons: tuple[str, ...]
+    spec_sha256: str
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -261,7 +265,13 @@ def make_plan(
         mpirun=facts.mpirun,
         tuning=chosen.tuning,
         reasons=tuple(reasons),
+        spec_sha256=spec_digest(spec),
     )
+
+
+def spec_digest(spec: JobSpec) -> str:
+    """SHA-256 of a resolved spec: another one is another job, which needs another plan."""
+    return hashlib.sha256(resolved_yaml(spec).encode()).hexdigest()
 
 
 def _elastic(spec: JobSpec, hosts: Sequence[Host], hostfile: Path | None) -> ElasticPlan | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 from pathlib import Path
@@ -24,6 +25,7 @@ from hvdtrain.supervise.preflight import check_before_start
 from hvdtrain.supervise.recorder import Recorder
 from hvdtrain.supervise.restarts import AttemptEnd, decide
 from hvdtrain.supervise.run_directory import RunDirectory
+from hvdtrain.supervise.runs import unfinished
 
 
 def launch(spec: JobSpec, plan: LaunchPlan) -> int:
@@ -44,31 +46,52 @@ def prepare(spec: JobSpec, plan: LaunchPlan) -> RunDirectory:
     """
     check_before_start(spec, plan)
     directory = RunDirectory(Path(plan.run_directory))
+    if earlier := unfinished(directory.path.parents[1], plan.name):
+        how = f"'hvdtrain resume {shlex.quote(str(earlier.path))}' goes on with it"
+        Console(1).message(f"a new run; the one before ended before its training had, {how}")
     directory.create(resolved_yaml(spec), plan.to_json())
     return directory
 
 
+def read_plan(run_directory: Path) -> LaunchPlan:
+    """The plan that a run went by last.
+
+    Raises:
+        UsageError: it can't be read, or the run isn't where it was.
+    """
+    file = run_directory / contract.PLAN_FILE
+    replan = "hvdtrain resume --replan makes a new one"
+    try:
+        plan = LaunchPlan.from_json(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"the run's plan can't be read: {error!r}", where=str(file), fix=replan) from error
+    if not (Path(plan.run_directory).exists() and run_directory.samefile(plan.run_directory)):
+        raise UsageError(
+            f"the run was moved: by its plan its workers would write to {plan.run_directory}",
+            where=str(run_directory),
+            fix=f"move it back; or {replan}",
+        )
+    return plan
+
+
+def replan(run_directory: Path, spec: JobSpec, plan: LaunchPlan) -> None:
+    """Give a run that has ended another job spec and plan, which `resume` goes by.
+
+    Raises:
+        StartError: something that the job needs isn't there, or the run's folder can't be written.
+    """
+    check_before_start(spec, plan)
+    RunDirectory(run_directory).replan(resolved_yaml(spec), plan.to_json())
+
+
 def resume(run_directory: Path) -> int:
-    """Go on with a run that has ended, by the plan that it was started with, from its newest whole checkpoint.
+    """Go on with a run that has ended, by its plan, from its newest whole checkpoint.
 
     Raises:
         UsageError: the folder's job or plan can't be read, or a secret isn't set any more.
         StartError: something that the job needs isn't there; nothing was started.
     """
-    try:
-        plan = LaunchPlan.from_json(json.loads((run_directory / contract.PLAN_FILE).read_text()))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"the run's plan can't be read: {error}",
-            where=str(run_directory / contract.PLAN_FILE),
-            fix="launch the job again from its spec",
-        ) from error
-    if not (Path(plan.run_directory).exists() and run_directory.samefile(plan.run_directory)):
-        raise UsageError(
-            f"the run was moved: its workers would write to {plan.run_directory}",
-            where=str(run_directory),
-            fix="move it back, or launch the job again from its spec",
-        )
+    plan = read_plan(run_directory)
     check_secrets(os.environ, plan.secrets)
     with processes.signals_as_events(SIGNALS) as signals:
         check_before_start(load_spec(run_directory / contract.JOB_FILE), plan)

@@ -75,11 +75,13 @@ class Recorder:
         self._goodput.begin(time.monotonic())
         with self._guard():
             self._directory.logs(attempt).mkdir(parents=True, exist_ok=True)
-            if attempt == 0:
+            if attempt == self._directory.planned_at:
                 text = json.dumps(fingerprint(self._plan), indent=2)
                 (self._directory.path / contract.ENVIRONMENT_FILE).write_text(text + "\n")
         reasons = "; ".join(reason for reason in self._plan.reasons if not _OF_A_SETTING.match(reason))
-        self._console.message(f"{self._plan.name}: {reasons}" if attempt == 0 else f"attempt {attempt}")
+        told = [self._plan.name if attempt == 0 else f"attempt {attempt}"]
+        told += [reasons] if attempt == self._directory.planned_at else []
+        self._console.message(": ".join(told))
         self._event("attempt_started", controller=self._plan.controller, processes=len(self._plan.placements))
         ranks = tuple(RankStatus(place.rank, place.host) for place in self._plan.placements)
         self._set(state="starting", attempt=attempt, ranks=ranks, exit_status=None, summary="", ended=None)

@@ -263,11 +263,11 @@ def _is_here(supervisor: Supervisor) -> bool:
     return supervisor.host == socket.gethostname() and supervisor.boot_id == boot_id()
 
 
-def require_resumable(run: Run) -> None:
-    """A run goes on if it has ended, and not in order.
+def require_ended(run: Run) -> Sight:
+    """Only a run that has ended, in order or not, goes on.
 
     Raises:
-        UsageError: it still lives, has finished, or there is no telling.
+        UsageError: it still lives, or there is no telling.
     """
     sight = look(run)
     if sight.state == UNKNOWN:
@@ -282,8 +282,16 @@ def require_resumable(run: Run) -> None:
         raise UsageError(
             f"the run still lives: it is {sight.state}{place}", where=str(run), fix="'hvdtrain stop' ends it"
         )
-    if sight.state == "finished":
-        raise UsageError("the run has finished", where=str(run), fix="launch the job again from its spec")
+    return sight
+
+
+def unfinished(folder: Path, name: str) -> Run | None:
+    """The newest run of a job, if it has ended before its training had and has something to go on from."""
+    runs = [run for run in map(Run, _folders(folder.absolute() / name)) if _is_run(run.path)]
+    newest = max(runs, key=lambda run: run.age_key, default=None)
+    if newest is None or look(newest).state not in {"failed", "stopped", LOST}:
+        return None
+    return newest if any((newest.path / contract.CHECKPOINTS).glob("step-*")) else None
 
 
 # --- taking ----------------------------------------------------------------------------------------------------------

@@ -27,7 +27,11 @@ def keep_best(plan: LaunchPlan, directory: RunDirectory, recorder: Recorder) -> 
     """Write the best values of all attempts for later runs, and tell. Also after a failure: they were measured."""
     if plan.tuning is None:
         return
-    logs = sorted((directory.path / contract.LOGS).glob(f"attempt-*/{contract.AUTOTUNE_LOG}"))
+    # Those by another plan may be of other workers.
+    logs = [
+        directory.logs(attempt) / contract.AUTOTUNE_LOG for attempt in range(directory.planned_at, directory.attempts)
+    ]
+    logs = [log for log in logs if log.exists()]
     found = together(read_log(log.read_text(errors="replace")) for log in logs)
     if found is None:
         recorder.news("autotune_found_nothing", _why_nothing(plan, logged=bool(logs)))
