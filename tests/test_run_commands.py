@@ -318,6 +318,18 @@ def test_a_run_goes_on_with_other_workers(runs: Runs) -> None:
     assert json.loads((first / "environment.json").read_text())["packages"]
 
 
+def test_a_run_goes_on_by_its_plan_without_its_hostfile(runs: Runs) -> None:
+    hostfile = runs.job.folder / "hosts"
+    hostfile.write_text("localhost slots=1")
+    assert runs.job.launch(FAILS_FIRST, "--hostfile", "hosts", processes=1).returncode == 4
+    hostfile.unlink()
+    refused = runs.command("resume", "--replan")
+    assert refused.returncode == 2
+    assert str(hostfile) in refused.stderr
+    done = runs.command("resume")
+    assert (done.returncode, done.stdout) == (0, "[0] one of 1 attempt 1\n"), done.stderr
+
+
 def test_a_finished_run_goes_on_only_with_another_job(runs: Runs) -> None:
     assert runs.job.launch("print('done')", processes=1).returncode == 0
     for options in ([], ["--replan"], ["-n", "1"]):

@@ -56,20 +56,21 @@ def command(
     with taken(run) as held:
         # Somebody else may have been faster.
         state = require_ended(run).state
-        spec = load_spec(run.path / contract.JOB_FILE, options.with_processes(overrides, processes))
-        placed = PlacedJob.of(spec, hosts, hostfile, include, exclude)
-        if placed.spec.name != run.name:
-            raise UsageError(
-                f"a run keeps its job's name, and this is '{placed.spec.name}'", where=str(run), fix=f"name: {run.name}"
-            )
         asked = replan or any(
             value not in (None, ()) for value in (overrides, hosts, hostfile, include, exclude, processes)
         )
+        spec = load_spec(run.path / contract.JOB_FILE, options.with_processes(overrides, processes))
+        # Whoever goes on by the plan needs no hostfile any more, and whoever wants another one no plan.
+        placed = PlacedJob.of(spec, hosts, hostfile, include, exclude) if asked else None
+        spec = placed.spec if placed else spec
+        if spec.name != run.name:
+            raise UsageError(
+                f"a run keeps its job's name, and this is '{spec.name}'", where=str(run), fix=f"name: {run.name}"
+            )
         plan = None
-        # A plan that can't be read, or is of another place, matters only to those who want to go on by it.
         with suppress(*([UsageError] if asked else [])):
             plan = launch.read_plan(run.path)
-        has_changed = plan is None or plan.spec_sha256 != spec_digest(placed.spec)
+        has_changed = plan is None or plan.spec_sha256 != spec_digest(spec)
         if state == "finished" and not has_changed:
             raise UsageError(
                 "the run has finished, and nothing of its job has changed",
@@ -77,9 +78,10 @@ def command(
                 fix="to train on, say what is to change: 'hvdtrain resume --set options.epochs=20'",
             )
         if plan is None or asked or has_changed:
+            placed = placed or PlacedJob.of(spec, None, None, (), ())
             plan = placed.plan(run.path, to_start=not dry_run)
             if not dry_run:
-                launch.replan(run.path, placed.spec, plan)
+                launch.replan(run.path, spec, plan)
         if dry_run:
             show(plan, output_format)
             return 0
