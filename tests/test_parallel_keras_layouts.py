@@ -116,6 +116,7 @@ def test_a_layout_trains_to_the_weights_of_one_process(
     run, output = runs(layout, controller)
     expected, loss = single
     assert difference(arrays(last_model(run)), expected) < TOLERANCE
+    assert "no layer of the model is cut" not in output
     assert final_loss(output) == pytest.approx(loss, abs=1e-3)
 
 

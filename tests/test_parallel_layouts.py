@@ -130,8 +130,16 @@ def test_another_layout_trains_to_the_weights_of_one_process(layout: str, tmp_pa
 def train_and_compare(task: str, parallelism: dict[str, Any], controller: str, folder: Path, single: Single) -> None:
     output = launch(folder, task, 4, parallelism, controller)
     expected, loss = single(task)
+    assert "warning" not in output
+    # On one line: the rows of the grid's picture are --dry-run's.
+    assert not re.search(r"^hvdtrain: job: .*;  ", output, re.M)
     assert difference(weights(folder), expected) < TOLERANCE
     assert final_loss(output) == pytest.approx(loss, abs=1e-3)
+
+
+def test_a_model_that_no_layer_divides_is_told(tmp_path: Path) -> None:
+    output = launch(tmp_path, "dense", 2, {"tensor": 2, "replicas": 1})
+    assert output.count("warning: parallelism.tensor is 2, and no layer of the model is cut by it") == 1
 
 
 def test_a_checkpoint_of_one_grid_is_gone_on_with_on_others(tmp_path: Path, single: Single) -> None:

@@ -37,14 +37,37 @@ def test_degrees_that_do_not_fit(tmp_path: Path) -> None:
     assert done.stderr == shown[1]
 
 
+def block(kind: str, beginning: str) -> str:
+    (found,) = re.findall(rf"```{kind}\n({beginning}.*?)```", PAGE, re.DOTALL)
+    return str(found)
+
+
+def train(folder: Path, name: str) -> None:
+    done = hvdtrain("launch", f"{name}.yaml", "--runs", "runs", folder=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stderr
+    records = (folder / "runs" / name / "latest" / "metrics.jsonl").read_text().splitlines()
+    losses = [record["loss"] for record in map(json.loads, records) if "loss" in record]
+    assert losses[-1] < losses[0] / 1.5
+
+
 @pytest.mark.processes
 def test_the_sequence_of_layers_trains_as_a_pipeline(tmp_path: Path) -> None:
-    (task,) = re.findall(r"```python\n(import torch\n.*?)```", PAGE, re.DOTALL)
-    (job,) = re.findall(r"```yaml\n(task: wine.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "wine.py").write_text(task)
-    (tmp_path / "wine.yaml").write_text(job)
-    done = hvdtrain("launch", "wine.yaml", "--runs", "runs", folder=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    records = [json.loads(line) for line in (tmp_path / "runs/wine/latest/metrics.jsonl").read_text().splitlines()]
-    losses = [record["loss"] for record in records if "loss" in record]
-    assert losses[-1] < losses[0] / 1.5
+    (tmp_path / "wine.py").write_text(block("python", "import torch\nfrom sklearn"))
+    (tmp_path / "wine.yaml").write_text(block("yaml", "task: wine"))
+    train(tmp_path, "wine")
+
+
+@pytest.mark.processes
+def test_layers_in_parts_train_and_are_loaded_by_one_process(tmp_path: Path) -> None:
+    (tmp_path / "wine.py").write_text(block("python", "import torch\nfrom sklearn"))
+    (tmp_path / "wide.py").write_text(block("python", "from torch import nn\nfrom wine"))
+    (tmp_path / "wide.yaml").write_text(block("yaml", "task: wide"))
+    train(tmp_path, "wide")
+    (export,) = re.findall(r"`hvdtrain (checkpoint export wide .*?)`", PAGE)
+    done = hvdtrain(*export.split(), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    load = block("python", "import torch\nfrom wide") + "print(*net.state_dict())"
+    loaded = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert loaded.returncode == 0, loaded.stderr
+    assert {"mlp.up.weight", "mlp.down.weight"} <= set(loaded.stdout.split())

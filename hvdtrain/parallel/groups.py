@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -29,18 +29,35 @@ class Group:
         name: as in `GROUPS`, or ``stages 0 and 1`` for two neighbours in a pipeline. The same on all its ranks.
         ranks: Horovod's numbers of them, ascending.
         rank: this process's place among them, from 0.
-        process_set: for Horovod's functions. A group of one has the process set of all ranks, and must not meet.
     """
 
     name: str
     ranks: tuple[int, ...]
     rank: int
-    process_set: Any
+    _process_set: Any = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def process_set(self) -> Any:
+        """For Horovod's functions.
+
+        Raises:
+            UsageError: nobody is there to meet. Horovod has no process set of one rank, and would take all of them.
+        """
+        if self.size == 1:
+            raise UsageError(
+                f"rank {self.ranks[0]} is alone in its group '{self.name}', which has no process set",
+                fix="look at the group's size first, as in 'if group.size > 1'",
+            )
+        return self._process_set
+
+
+ALONE = Group("alone", (0,), 0)
+"""For layers of `hvdtrain.parallel` outside a job: a model that one process has whole."""
 
 
 @dataclass(frozen=True)

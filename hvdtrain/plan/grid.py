@@ -30,12 +30,22 @@ def make_grid(wanted: Parallelism, processes: int) -> Grid:
     factors = " x ".join(f"{axis} {degree}" for axis, degree in named.items())
     factors += f" = {product}" if len(named) > 1 else ""
     if "data" in fixed:
-        fault, fix = f"{factors}, and there are {processes} processes", f"ask for {product} processes, or data: auto"
+        rest = product // fixed["data"]
+        # Where `auto` gives something, it gives this.
+        auto = f"leave data: auto, which is {processes // rest}" if processes % rest == 0 else "change the degrees"
+        fault, fix = f"{factors}, and there are {processes} processes", f"ask for {product} processes, or {auto}"
     else:
         nearest = max(1, processes // product) * product
         fault = f"{processes} processes can't be divided by {factors}"
         fix = f"ask for {nearest} or {nearest + product} processes, or change the degrees"
     raise UsageError(f"parallelism: {fault}", fix=fix)
+
+
+def what_sharding_does(grid: Grid) -> str:
+    """One sentence about ``shard_optimizer``, for the plan."""
+    if grid.replicas == 1:
+        return "shard_optimizer has no effect: no two ranks have the same part of the model"
+    return f"shard_optimizer: each rank keeps 1/{grid.replicas} of the optimizer's state of its part of the model"
 
 
 def picture(grid: Grid, placements: Sequence[Placement]) -> Iterator[str]:

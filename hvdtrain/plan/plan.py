@@ -20,7 +20,7 @@ from hvdtrain.plan.adasum import what_adasum_does
 from hvdtrain.plan.controller import choose_controller
 from hvdtrain.plan.environment import check_secrets, worker_environment
 from hvdtrain.plan.facts import Facts
-from hvdtrain.plan.grid import make_grid, picture
+from hvdtrain.plan.grid import make_grid, picture, what_sharding_does
 from hvdtrain.plan.placement import Placement, place, workers_per_host
 from hvdtrain.plan.tuned import Tuned
 from hvdtrain.plan.tuning import TuningPlan, choose_settings, without_effect
@@ -182,6 +182,8 @@ def make_plan(
         )
     reasons = [f"controller {controller}: {why}", _placement_reason(spec, hosts, used, processes)]
     reasons += picture(grid, placements)
+    if spec.parallelism.shard_optimizer:
+        reasons.append(what_sharding_does(grid))
     reasons += [facts.host_order] if facts.host_order else []
     reasons += [f"{host} is left out: {'; '.join(faults)}" for host, faults in facts.dropped.items()]
     if elastic:

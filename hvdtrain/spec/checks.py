@@ -113,10 +113,13 @@ def _horovod(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:
             "autotune has nothing to search: fusion_threshold_mb and cycle_time_ms are both given",
         )
     if spec.controller == "gloo" or spec.elastic.min is not None:
-        why = "controller is gloo" if spec.controller == "gloo" else "an elastic job runs under Gloo"
+        if spec.elastic.min is not None:
+            why, other = "an elastic job runs under Gloo", "'elastic'"
+        else:
+            why, other = "controller is gloo", "'controller'"
         for key in ("hierarchical_allreduce", "adasum"):
             if getattr(settings, key):
-                yield ("horovod", key), f"{key} needs MPI, and {why}: take it out"
+                yield ("horovod", key), f"{key} needs MPI, and {why}: leave out {other} or horovod.{key}"
 
 
 def _adasum(spec: JobSpec) -> Iterator[tuple[KeyPath, str]]:

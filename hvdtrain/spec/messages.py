@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator
 from difflib import get_close_matches
 
@@ -75,10 +76,20 @@ def _sentence(details: ErrorDetails, found: Data, path: KeyPath) -> str:
         return str(cause)
     else:
         expected = _expected(details)
+        fix = _nearest_choice(details, found)
     if expected == "text" and path[0] in ("env", "command") and isinstance(found, Scalar):  # so it is null
         fix = 'write "" for empty text'
     sentence = f"expected {expected}, found {_describe(found)}"
     return f"{sentence}; {fix}" if fix else sentence
+
+
+def _nearest_choice(details: ErrorDetails, found: Data) -> str | None:
+    """What somebody may have meant who wrote no value of a choice."""
+    if details["type"] != "literal_error" or not isinstance(found, Scalar):
+        return None
+    choices = re.findall("'([^']*)'", str(details["ctx"]["expected"]))
+    near = get_close_matches(found.written, choices, n=1) if len(found.written) <= _LONGEST_KEY else []
+    return f"did you mean '{near[0]}'?" if near else None
 
 
 def _expected(details: ErrorDetails) -> str:

@@ -29,6 +29,7 @@ A script of your own, on this machine:
 ```yaml
 command: [python, train.py, --lr, 0.10]   # arguments arrive as written: 0.10
 processes: 4
+oversubscribe: true                        # also where there are fewer cores than that
 ```
 
 A built-in task, whose size comes from the environment where it is set:
@@ -75,6 +76,7 @@ A model that two processes share, on two copies:
 ```yaml
 task: my_project.tasks:LanguageModel
 processes: 4
+hosts: {list: ['node[1-2]:2']}     # each copy on one host
 parallelism: {tensor: 2, data: 2}
 ```
 

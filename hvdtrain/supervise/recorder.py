@@ -27,8 +27,8 @@ from hvdtrain.supervise.watch import Hang, Watch
 
 # Over so many seconds the throughput is averaged.
 _THROUGHPUT_WINDOW_S = 30.0
-# Why a variable or parameter has its value: for --dry-run and the plan's file.
-_OF_A_SETTING = re.compile(r"(mpirun )?\w+(=| by host \()")
+# Why a variable or parameter has its value, and the rows of the grid: for --dry-run and the plan's file.
+_IN_DETAIL = re.compile(r"(mpirun )?\w+(=| by host \()|  ")
 _STATES = {
     ExitStatus.DONE: "finished",
     ExitStatus.INTERRUPTED: "stopped",
@@ -78,7 +78,7 @@ class Recorder:
             if attempt == self._directory.planned_at:
                 text = json.dumps(fingerprint(self._plan), indent=2)
                 (self._directory.path / contract.ENVIRONMENT_FILE).write_text(text + "\n")
-        reasons = "; ".join(reason for reason in self._plan.reasons if not _OF_A_SETTING.match(reason))
+        reasons = "; ".join(reason for reason in self._plan.reasons if not _IN_DETAIL.match(reason))
         told = [self._plan.name if attempt == 0 else f"attempt {attempt}"]
         told += [reasons] if attempt == self._directory.planned_at else []
         self._console.message(": ".join(told))

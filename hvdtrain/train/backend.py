@@ -102,6 +102,9 @@ class Backend(Protocol):
             every step.
         """
 
+    def cut_axes(self) -> set[str]:
+        """Axes of the grid over which parameters of this rank's model are cut; known after `build`."""
+
     def findings(self) -> list[str]:
         """What has been found out about this training since the last call: a line each for people."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import sys
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError, UsageError
@@ -27,6 +28,23 @@ def check_data(backend: Backend, task: str) -> None:
         )
     if not backend.train_samples:
         raise UsageError("train_data() has no samples", where=task)
+
+
+def warn_of_whole_model(backend: Backend) -> None:
+    """Ranks that the job lets share a model must have parts of it, or they do the same work (all ranks)."""
+    grid = backend.groups.grid
+    axes = [axis for axis in ("tensor", "embedding") if getattr(grid, axis) > 1]
+    if not axes:
+        return
+    # A stage of a pipeline may have no layer that is cut, where another one does.
+    cut = set().union(*backend.gather(backend.cut_axes()))
+    for axis in axes:
+        if axis not in cut and backend.rank == 0:
+            sys.stderr.write(
+                f"warning: parallelism.{axis} is {getattr(grid, axis)}, and no layer of the model is cut by it: "
+                f"give these the group self.groups.{axis} (docs/parallelism.md), or leave parallelism.{axis} out\n"
+            )
+            sys.stderr.flush()
 
 
 def check_folder(backend: Backend, folder: Path) -> None:

@@ -14,7 +14,7 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.heartbeat import STOPPED
 from hvdtrain.train.backend import Backend
 from hvdtrain.train.checkpoints import Checkpoints
-from hvdtrain.train.checks import check_data, check_folder
+from hvdtrain.train.checks import check_data, check_folder, warn_of_whole_model
 from hvdtrain.train.evaluation import evaluate
 from hvdtrain.train.progress import Progress, Window
 from hvdtrain.train.saving import Saving
@@ -151,6 +151,7 @@ class _Training:
         """What is left of the training, with these ranks; False: stopped before the end."""
         self._plan()
         check_data(self._backend, self._run.name)
+        warn_of_whole_model(self._backend)
         check_folder(self._backend, self._checkpoints.folder)
         self._restore()
         finished = self._train()

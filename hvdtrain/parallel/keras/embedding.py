@@ -18,14 +18,13 @@ import tensorflow as tf
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.cut import Cut, bounds, mark
-from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.groups import ALONE, Group
 from hvdtrain.parallel.keras.collectives import never_constant
 
 PADDING = -1  # In a bag: no item here.
 
 ROWS_PER_SEED = 2**16
 
-_ALONE = Group("embedding", (0,), 0, None)
 # Not Keras's names: those count up on a rank that makes one layer more, of whatever kind.
 _numbers = itertools.count()
 
@@ -80,7 +79,7 @@ class ParallelEmbedding(keras.layers.Layer):  # type: ignore[misc]
         super().__init__(**options)
         _check_arguments(tables, mode)
         self.tables, self.width, self.mode = tuple(tables), width, mode
-        self.group = group or _ALONE
+        self.group = group or ALONE
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.autocast = False  # Ids are numbers, not features.
         self.supports_jit = False  # XLA has no Horovod operations.

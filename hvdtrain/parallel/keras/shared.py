@@ -11,9 +11,8 @@ import tensorflow as tf
 
 from hvdtrain.errors import UsageError
 from hvdtrain.parallel.cut import Cut, bounds, mark
-from hvdtrain.parallel.groups import Group
+from hvdtrain.parallel.groups import ALONE, Group
 
-_ALONE = Group("tensor", (0,), 0, None)
 # Not Keras's names: those count up on a rank that makes one layer more, of whatever kind.
 _numbers = itertools.count()
 
@@ -32,7 +31,7 @@ class SharedLayer(keras.layers.Layer):  # type: ignore[misc]
 
     def __init__(self, group: Group | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.group = group or _ALONE
+        self.group = group or ALONE
         # A layer that doesn't meet others takes no number: rank 0 alone may make a model's second, to save it.
         self.collective = f"layer_{next(_numbers)}" if self.group.size > 1 else ""
         self.supports_jit = False  # XLA has no Horovod operations.
@@ -70,7 +69,7 @@ class ParallelDropout(keras.layers.Dropout):  # type: ignore[misc]
     ) -> None:
         if seed is None and rate > 0:
             seed = random.randint(1, 10**9)  # noqa: S311 - as Keras makes its own
-        group, common = group or _ALONE, seed or 0
+        group, common = group or ALONE, seed or 0
         super().__init__(rate, seed=common + group.ranks[group.rank if cut else 0], **options)
         self._cut, self._common = cut, common
         if cut and rate > 0:

@@ -186,6 +186,10 @@ class KerasBackend(Member):
         loss: SupportsFloat = self._weighted_step(batch, tf.constant(weight, tf.float32))
         return loss if samples and self._tells else 0.0
 
+    def cut_axes(self) -> set[str]:
+        """Axes of the grid over which this rank's variables are cut."""
+        return {cut.axis for variable in self._model.trainable_variables if (cut := cut_of(variable))}
+
     def findings(self) -> list[str]:
         """What the compression's trial has found, once."""
         if not isinstance(self._compression, Auto):

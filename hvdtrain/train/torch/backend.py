@@ -197,6 +197,9 @@ class TorchBackend(Member):
             total = total + (mean.detach() * share if number else 0.0)
         return total
 
+    def cut_axes(self) -> set[str]:
+        return {cut.axis for _, parameter in self._model.named_parameters() if (cut := cut_of(parameter))}
+
     def findings(self) -> list[str]:
         found = self._reducer.why if isinstance(self._reducer, Auto) else {}
         new = [line for group, line in found.items() if group not in self._told]
