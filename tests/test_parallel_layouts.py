@@ -28,11 +28,14 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     # Only where all samples go through the same random numbers as in one process is it to be compared with.
     "gpt with dropout": ("Bytes", {**BYTES, "dropout": 0.2}),
     "embeddings": ("Tables", {}),
+    "gpt, interrupted": ("Interrupted", BYTES),
 }
 Single = Callable[[str], tuple[dict[str, Any], float]]
 
 
-def launch(folder: Path, task: str, processes: int, parallelism: dict[str, Any], controller: str = "gloo") -> str:
+def launch(
+    folder: Path, task: str, processes: int, parallelism: dict[str, Any], controller: str = "gloo", **more: Any
+) -> str:
     """Train for 20 steps of 8 samples on so many processes; returns the output."""
     folder.mkdir(exist_ok=True)
     degrees, (name, options) = dict(parallelism), TASKS[task]
@@ -48,6 +51,7 @@ def launch(folder: Path, task: str, processes: int, parallelism: dict[str, Any],
         "env": {"set": {"OMP_NUM_THREADS": 1}},
         "directory": str(Path(__file__).parent),
         "parallelism": degrees,
+        **more,
     }
     (folder / "job.yaml").write_text(json.dumps(spec))
     return hvdtrain(folder, "launch", "job.yaml")
@@ -135,6 +139,22 @@ def train_and_compare(task: str, parallelism: dict[str, Any], controller: str, f
     assert not re.search(r"^hvdtrain: job: .*;  ", output, re.M)
     assert difference(weights(folder), expected) < TOLERANCE
     assert final_loss(output) == pytest.approx(loss, abs=1e-3)
+
+
+def test_everything_at_once_goes_on_after_a_lost_rank(tmp_path: Path, single: Single) -> None:
+    """Tensor and data parallel, in parts, by bfloat16 on the ranks and between them; a restart from the parts."""
+    output = launch(
+        tmp_path,
+        "gpt, interrupted",
+        4,
+        {"tensor": 2, "micro_batches": 2, "replicas": 2},
+        horovod={"compression": "bf16"},
+        restarts={"max": 1, "backoff_s": 0.1},
+    )
+    assert re.search(r"resumed from step [48]:", output)
+    _, loss = single("gpt")
+    assert final_loss(output) == pytest.approx(loss, abs=0.05)
+    assert loss < 4
 
 
 def test_a_model_that_no_layer_divides_is_told(tmp_path: Path) -> None:
