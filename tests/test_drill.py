@@ -177,6 +177,7 @@ def test_a_job_that_does_not_come_to_the_fault(job: Job, script: str, words: str
     assert done.returncode == 3
     assert words in done.stderr
     assert fix in done.stderr
+    assert "[1]" not in done.stderr  # -n is the launch's too
     assert done.stdout == ""
 
 

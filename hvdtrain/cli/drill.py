@@ -111,9 +111,8 @@ def command(
     Exit status: 0 all is as it has to be, and within the limits; 1 it isn't, or a fault that was asked for couldn't be
     done; 2 spec, hostfile or options; 3 the job doesn't come to train; 130/143 stopped by SIGINT/SIGTERM.
     """
-    spec, subject = _subject(
-        job, options.with_processes(overrides, processes), hosts, hostfile, rank, hang_timeout_s, rate
-    )
+    overrides = options.with_processes(overrides, processes)
+    spec, subject = _subject(job, overrides, hosts, hostfile, rank, hang_timeout_s, rate)
 
     from hvdtrain.drill.drill import Drill
     from hvdtrain.drill.exercise import Times

@@ -133,6 +133,7 @@ class Exercise:
     def _require_start(self) -> None:
         where = str(self._job.output)
         if self._job.exit_status() is not None or (self._status and self._status.attempt > 0):
+            self._look()  # again: it may have told why since
             if self._status and self._status.state == "finished":
                 fix = "give it more to do, such as --set options.epochs=100, or a smaller --after-s"
                 raise StartError("the job was done before the fault", where=where, fix=fix)

@@ -173,23 +173,26 @@ class GridExchange:
     def __init__(self, name: str, compression: Any, op: Any, split: int, groups: Groups) -> None:
         self._name = name
         self._groups = groups
-        replicas, data = groups.replicas, groups.data
-        self._dense = GradientExchange(name, compression, op, split, replicas.process_set)
+
+        def over(group: Group, name: str, op: Any) -> GradientExchange | None:
+            return GradientExchange(name, compression, op, split, group.process_set) if group.size > 1 else None
+
+        self._dense = over(groups.replicas, name, op)
         # Of another name: where both groups are of the same ranks, they have the same process set.
-        self._tables = GradientExchange(f"{name}_tables", compression, hvd.Sum, split, data.process_set)
-        self._share = 1 / replicas.size if op == hvd.Average else 1.0
+        self._tables = over(groups.data, f"{name}_tables", hvd.Sum)
+        self._share = 1 / groups.replicas.size if op == hvd.Average else 1.0
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """As `Exchange.reduce`. In a group of one, Horovod isn't called."""
         of_table = [_axis(variable) == "embedding" for variable in variables]
         reduced = list(gradients)
-        if self._groups.replicas.size > 1:
+        if self._dense:
             dense = [None if is_table else one for one, is_table in zip(reduced, of_table, strict=True)]
             reduced = [
                 ours if one is None else one for one, ours in zip(self._dense.reduce(dense), reduced, strict=True)
             ]
         tables = [one if is_table else None for one, is_table in zip(reduced, of_table, strict=True)]
-        if self._groups.data.size > 1:
+        if self._tables:
             tables = self._tables.reduce(tables)
         return [
             one if table is None else _scaled(table, self._share) for one, table in zip(reduced, tables, strict=True)

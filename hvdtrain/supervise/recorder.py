@@ -43,6 +43,8 @@ class Recorder:
         self._directory = directory
         self._console = console
         self._attempt = 0
+        # By this supervisor: a run that was resumed had some before.
+        self._attempts = 0
         self._events = Events(directory.path / contract.EVENTS_FILE)
         self._status_file = StatusFile(directory.path / contract.STATUS_FILE)
         now = time.time()
@@ -69,6 +71,7 @@ class Recorder:
     def begin(self, attempt: int) -> None:
         """An attempt begins."""
         self._attempt = attempt
+        self._attempts += 1
         self._stragglers.clear()
         self._speed.clear()
         self._size = 0
@@ -113,7 +116,7 @@ class Recorder:
         self._set(state=state, exit_status=int(outcome.status), summary=summary, ended=time.time(), eta_s=None)
         if not silent:
             self._show(outcome)
-            useful = f", {100 * goodput:.0f}% of it useful" if goodput is not None and self._attempt else ""
+            useful = f", {100 * goodput:.0f}% of it useful" if goodput is not None and self._attempts > 1 else ""
             self._console.message(
                 f"{summary} after {now - self._started:.1f} s{useful}; run directory: {self._directory.path}"
             )
