@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +86,9 @@ def costs_by_parameters(makers: Makers) -> list[float]:
 
 
 def costs_by_time(makers: Makers, sample: Any, *, device: torch.device | None = None, repeats: int = 5) -> list[float]:
-    """Seconds that each layer takes forward and backward, the median of several tries after one that isn't counted.
+    """Seconds that each layer takes forward and backward, the least of several tries after one that isn't counted.
+
+    What else a machine does adds to a try's time, and never takes from it.
 
     What one rank measures differs from what another does: all must cut by the same numbers (see `agreed_costs`).
 
@@ -103,7 +104,7 @@ def costs_by_time(makers: Makers, sample: Any, *, device: torch.device | None = 
         for make in makers:
             layer = make().to(device or "cpu")
             tries = [_try(layer, value) for _ in range(1 + repeats)]
-            costs.append(statistics.median(seconds for seconds, _ in tries[1:]))
+            costs.append(min(seconds for seconds, _ in tries[1:]))
             value = tries[-1][1]
             del layer, tries
     return costs
